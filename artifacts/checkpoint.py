@@ -47,7 +47,6 @@ def my_rows(tensor, team):
 @torch.no_grad()
 def load_training_state(folder, model, optimizer):
     """Read parameters and AdamW's state from a checkpoint of any number of ranks, in place."""
-    # In the order of the ranks that wrote them.
     files = [safe_open(path, "pt") for path in sorted(folder.glob("model*.safetensors"))]
     if not files:
         raise FileNotFoundError(f"{folder} is not there: all ranks need to see the same files")

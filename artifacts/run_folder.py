@@ -161,9 +161,11 @@ class RunFolder:
                 break
             except ConfigError as error:
                 damaged[folder] = error
-        if damaged and state is None:
-            raise ConfigError(f"{next(iter(damaged.values()))}, and {self.path} has no other "
-                              "checkpoint; --fresh starts over")
+        lost = not self.checkpoints.exists() or (self.path / "done").exists()
+        if state is None and (damaged or lost):
+            why = next(iter(damaged.values()), f"{self.checkpoints} is empty or gone")
+            raise ConfigError(f"{why}, and {self.path} has no other checkpoint; --fresh starts "
+                              "over")
         for path, error in damaged.items():
             aside = path.with_name(f"damaged_{path.name}")
             shutil.rmtree(aside, ignore_errors=True)

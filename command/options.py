@@ -10,7 +10,6 @@ from pathlib import Path
 from artifacts.settings import PLACE, make_config, read_toml
 from config import Config, ConfigError
 
-# What scalerl.py says of itself, up to its explanation of a step.
 SOURCE = (Path(__file__).parents[1] / "scalerl.py").read_text("utf-8")
 ABOUT = SOURCE.split('"""')[1].partition("\n\nOne step: ")[0]
 

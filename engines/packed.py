@@ -85,8 +85,7 @@ class Pack:
         self.position_ids, self.predict, self.column = (torch.cat(x).to(device) for x in (
             positions, predict, [torch.arange(len(output)) for output in outputs]))
         self.sample = torch.arange(len(outputs)).repeat_interleave(lengths).to(device)
-        # An output of one token asks nothing.
-        queries = [*asked, *filter(len, answers)]
+        queries = [*asked, *filter(len, answers)]       # an output of one token asks nothing
         keys = [*asked, *(torch.cat([asked[p], a]) for p, a in zip(prompt_of, answers) if len(a))]
         kind = flash_attention if uses_flash(dtype, device, head) else DenseAttention
         self.attend = kind(queries, keys, dtype, device)

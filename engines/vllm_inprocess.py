@@ -62,8 +62,7 @@ class VllmSampler(TwoRequests):
                  dtype=torch.float32, eager=False, **more):
         super().__init__(tokenizer, interruption, slots=slots, seed=seed, **more)
         self.decoded = Counter()                        # "steps", "sequences": for log()
-        # By vLLM's name of the request under way, of both samplers.
-        self.running: dict[str, tuple[VllmSampler, Sample]] = {}
+        self.running: dict[str, tuple[VllmSampler, Sample]] = {}    # by vLLM's name of the request
         self.names = map(str, itertools.count())        # of requests
         length = self.prompt_tokens + interruption.longest
         # Short of room vLLM computes a sequence anew, by other weights. One block is vLLM's own.

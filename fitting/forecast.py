@@ -60,8 +60,7 @@ def verdict_line(told, where):
         first, other = f"{told['value']:.3f}", f"the curve says {first}, {other}"
     link = "but" if told["verdict"] == USABLE else "because"
     return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}, the line in log C "
-            f"{told['line']:.3f}"
-            + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
+            f"{told['line']:.3f}" + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
 
 
 def forecast_line(C, R, end):

@@ -312,7 +312,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         usual = (lo, hi) == (0, 1) and not re.search("(?i)reward|score|return", y_name)
         if percent := usual and 1.05 < R.max() <= 100:                # 1.001 is a slip, no percent
             notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent")
-        rates = R / 100 if percent else (R - lo) / (hi - lo)
+        rates = R / 100 if percent else (R - lo) / ((hi - lo) or np.nan)
         if not 0 <= rates.min() <= rates.max() <= 1 + 1e-9:
             raise BadInput(f"{y_name} goes from {R.min():g} to {R.max():g}, not from {lo:g} to "
                            f"{hi:g}: a pass rate lies in [0, 1], --reward-range LO HI maps others")

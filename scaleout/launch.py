@@ -74,9 +74,8 @@ def plan(config, address=""):
 
 def check_machine(config, servers=()):
     """Raises ConfigError: the command asks for GPUs that are not here, or vLLM is not."""
-    found = torch.cuda.device_count()
+    found = torch.cuda.device_count()                       # also where CUDA does not start
     needed = min(config.gpus, 1) if started() else config.gpus      # a rank may be shown one alone
-    # They are counted even where CUDA does not start.
     if found < needed or (config.gpus and found and not torch.cuda.is_available()):
         raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver new "
                           f"enough for CUDA {torch.version.cuda} (nvidia-smi)? gpus = 0: the CPU")

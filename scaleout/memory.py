@@ -18,8 +18,7 @@ CACHE_SHARE = 0.25                  # of a CPU's memory, for one server's cache 
 VLLM_MEMORY_SHARE = 0.9             # of a GPU's memory, what a server takes
 SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
 
-# What the estimates need to know of a device; memory in bytes.
-Device = namedtuple("Device", "name memory cuda")
+Device = namedtuple("Device", "name memory cuda")       # memory in bytes
 ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, cuda=True)
 
 

@@ -254,9 +254,9 @@ class ServerPool:
 
 
 class ServerSampler(TwoRequests):
-    """An engine. weights(dtype): (Hugging Face name, full tensor) pairs for a server that
-    comes back; ahead: samples that may wait here for a slot, so that servers stay busy; more: as of
-    `TwoRequests`. Only the pool's thread touches `waiting`."""
+    """An engine. weights(dtype): (Hugging Face name, full tensor) pairs for a server that comes
+    back; ahead: samples that may wait here for a slot; more: as of `TwoRequests`. Only the pool's
+    thread touches `waiting`."""
 
     def __init__(self, pool, tokenizer, interruption, *, weights, ahead=0, **more):
         super().__init__(tokenizer, interruption, **more,

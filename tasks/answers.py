@@ -28,12 +28,10 @@ BASES = {name: number for number, name in enumerate(WORDS["bases"].split(), star
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
 
-# Places. Every pattern runs once over a whole text, whatever a policy writes.
 # A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
 INSIDE = functools.reduce(lambda inside, _: rf"(?:[^{{}}\\]|\\.|\{{{inside}\}})*+", range(8), "")
 BOX = re.compile(rf"\\(?:boxed|fbox|framebox)\s*\{{({INSIDE})\}}", re.S)
 
-# One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
 ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").read_text(
     "utf-8").split("\n") if row and not row.startswith("#")]  # pattern, replacement, example, ...
 ONE = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)"  # what braces hold, two deep

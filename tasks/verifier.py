@@ -261,8 +261,7 @@ def serve():
     jobs, out = os.fdopen(os.dup(0)), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    # The trainer was killed: its log needs no traceback.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer was killed
         for line in jobs:
             deadline_s, *job = json.loads(line)
             # Before the clock starts: this takes seconds. The trainer itself does not import it.

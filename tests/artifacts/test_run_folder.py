@@ -375,6 +375,24 @@ def test_from_a_damaged_checkpoint_a_run_falls_back_to_the_one_before(make, caps
     folder.close()
 
 
+@pytest.mark.parametrize("left", ["an empty folder", "nothing"])
+def test_a_run_whose_checkpoints_were_deleted_keeps_its_logs_and_is_refused(make, left):
+    """A finished run has an empty folder then, or none; one that was killed early has none yet."""
+    folder = make()
+    logged(folder, range(4))
+    save(folder, 3)
+    shutil.rmtree(folder.checkpoints)
+    if left == "an empty folder":
+        folder.checkpoints.mkdir()
+        (folder.path / "done").write_text("3 Done: 3 steps.")
+    folder = again(folder)
+    with pytest.raises(ConfigError, match="runs/r/checkpoints is empty or gone, and runs/r has no "
+                       "other checkpoint; --fresh starts over"):
+        folder.rewind()
+    assert len(read(folder)) == 4
+    folder.close()
+
+
 def test_what_a_kill_left_half_done_is_put_right_before_it_is_read(make):
     folder = make()
     save(folder, 3)

@@ -130,11 +130,13 @@ def test_percent_is_decided_for_each_run_and_not_by_a_slip_above_1(tmp_path):
 
 def test_what_is_no_pass_rate_and_no_percent_is_refused(tmp_path):
     """A reward of 53 may be one of a hundred, or of sixty; 102 and -1 are no percent."""
-    for column, values in (("reward", (0, 53)), ("accuracy", (3, 102)), ("accuracy", (-1, 50))):
+    for column, values, *given in (
+            ("reward", (0, 53)), ("accuracy", (3, 102)), ("accuracy", (-1, 50)),
+            ("reward", (1, 3), None, 1, (1, 1))):               # a range of no width
         path = tmp_path / "a.csv"
         path.write_text("step," + column + "".join(f"\n{i},{v}" for i, v in enumerate(values)))
         with pytest.raises(BadInput, match="a pass rate lies in .0, 1., --reward-range LO HI"):
-            readers.load(str(path), y=column)
+            readers.load(str(path), None, column, *(given[1:] or ()))
 
 
 def test_missing_and_nan_evaluations_are_counted_aloud(tmp_path):
@@ -449,7 +451,7 @@ def test_a_run_of_weights_and_biases_is_read_where_it_was_and_one_that_still_run
     assert len(whole) > 32768 and len(rows) == 13
     steps = [row["_step"] for row in rows]
     assert steps == sorted(steps) and rows[0]["trainer/global_step"] == 0
-    ends = np.random.default_rng().integers(0, len(whole), 20)
+    ends = np.random.default_rng().integers(0, len(whole) - 100, 20)      # 38 bytes: how it ended
     for end in [0, 6, 7, 13, 32767, 32768, 32769, *ends]:
         part = readers.read_wandb_file(whole[:end])
         assert part == rows[:len(part)] and len(part) < 13
