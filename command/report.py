@@ -36,7 +36,8 @@ def write_report(folder):
     rows = symptoms.read(folder)
     steps = [row for row in rows if "pass_rate" in row]
     if not steps:
-        raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl has no finished step yet")
+        why = "has no finished step yet" if folder.exists() else "is not there"
+        raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl {why}")
     last = steps[-1]
     figure, sentence = one_step(folder / "groups.jsonl", steps)
     with matplotlib.rc_context({"svg.fonttype": "none"}):       # letters stay letters: small files

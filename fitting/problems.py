@@ -26,11 +26,13 @@ PRIOR = np.array([[0, 2], [0.5, 0.7], [1, 1], [-0.5, 0.7], [0, 0.5], [0, 0.3], [
 LAW_ERROR = 0.3             # this law's own error, as a share of a promised rise
 
 
-def read_counts(folder, x="compute/flops"):
-    """The right samples of each problem in RUN/evals.jsonl -> C (n,) of x, (n, problems), k."""
+def read_counts(folder, x="compute/flops", y=""):
+    """The right samples of each problem in RUN/evals.jsonl -> C (n,) of x, (n, problems), k. Of
+    several tasks those of the column y."""
     path = Path(folder, "evals.jsonl") if Path(folder).is_dir() else Path(folder)
     rows = [] if path.suffix.lower() in (".csv", ".tsv") else read_jsonl(path)[0]
     columns = sorted({name for row in rows for name in row if re.search(r"/right@\d+$", name)})
+    columns = [c for c in columns if c.rpartition("/")[0] == y.rpartition("/")[0]] or columns
     if len(columns) != 1:
         raise BadInput(f"{path} has {len(columns)} columns eval/<task>/right@k, not just one")
     rows, k = [row for row in rows if columns[0] in row], int(columns[0].rpartition("@")[2])
@@ -93,7 +95,7 @@ def by_problem_lines(curve, scale, cut):
     its compute from all), and the problems that were never solved, in words."""
     if curve.path is None:
         raise BadInput("--by-problem takes one run, not several that are pooled")
-    C, right, k = read_counts(curve.path, curve.x.split(" times ")[0])
+    C, right, k = read_counts(curve.path, curve.x.split(" times ")[0], curve.y)
     seen = C * scale <= (np.inf if cut is None else cut)
     C_at = np.full(LAST, 2 * C[-1]) if cut is None else C[~seen][-LAST:]
     if not right[seen].any():

@@ -168,7 +168,7 @@ def test_a_half_written_last_line_is_left_out(run):
 
 
 @pytest.mark.parametrize("damage, sentence", [
-    (lambda run: shutil.rmtree(run), "no finished step"),
+    (lambda run: shutil.rmtree(run), "metrics.jsonl is not there"),
     (lambda run: (run / "metrics.jsonl").write_text(""), "no finished step"),
     (lambda run: (run / "metrics.jsonl").write_text('{"step": 1}\nnoise\n{"step": 2}\n'),
      "line 2 is not JSON"),

@@ -100,6 +100,16 @@ def test_a_log_without_counts_of_one_task_is_refused_in_a_sentence(tmp_path, tex
         read_counts(tmp_path)
 
 
+def test_of_a_run_of_two_tasks_the_counts_are_those_of_y(tmp_path, capsys):
+    """It was refused: "2 columns eval/<task>/right@k, not just one"."""
+    C, right, *_ = made()
+    write(tmp_path / "evals.jsonl", C, right, 6, **{
+        "eval/b/right@6": [6, 0, 0], "eval/b/mean@6": 1 / 3})
+    assert main([str(tmp_path), "--y", "eval/b/mean@6", "--by-problem", "--out", "none"]) == 0
+    assert " of 3 problems were not solved so far" in capsys.readouterr().out
+    assert read_counts(tmp_path, y="eval/toy/mean@6")[1].shape == right.shape
+
+
 @pytest.mark.parametrize("key, value", [
     ("eval/toy/right@6", [7] * 300), ("eval/toy/right@6", [-1] * 300),
     ("eval/toy/right@6", [0] * 299), ("eval/toy/right@6", ["1"] * 300),
