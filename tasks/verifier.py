@@ -111,8 +111,9 @@ def expression(text):
 def same(gold, found):
     """Math-Verify's comparison; no decimal is a root (it rounds to 6 digits, here to 15)."""
     from math_verify import verify
-    return verify(gold, found, float_rounding=15, timeout_seconds=None,
-                  allow_set_relation_comp=True)
+    one, two = (x.as_dummy() if hasattr(x, "as_dummy") else x for x in (gold, found))
+    return one == two or verify(  # a sum over k is that over i, without a term of it computed
+        gold, found, float_rounding=15, timeout_seconds=None, allow_set_relation_comp=True)
 
 
 def is_answer(found, gold, asked):

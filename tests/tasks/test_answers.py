@@ -757,6 +757,12 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     (r"\boxed{\lim_{n\to\infty}\frac{a_n}{n}=\frac14}",
      r"\lim_{n\to\infty}\frac{a_n}{n}=\frac38", "", False),
     (r"\boxed{\frac38}", r"\lim_{n\to\infty}\frac{a_n}{n}=\frac38", "", True),
+    # bounds of sums had run together: "\sum_{i=22026}"
+    (r"\boxed{\sum_{k=2}^{2026}\sqrt{k}}", r"\sum_{i=2}^{2026}\sqrt{i}", "", True),
+    (r"\boxed{\sum_{k=2}^{12}k^2}", r"\sum_{i=2}^{12}i^2", "", True),
+    (r"\boxed{\sum_{k=21}^{2}k^2}", r"\sum_{i=2}^{12}i^2", "", False),
+    (r"\boxed{\sum_{k=2}^{13}k^2}", r"\sum_{i=2}^{12}i^2", "", False),
+    ("So:\nanswer> 280 </answer>", "280", "", True),   # "<" was the last token of the thinking
     (r"Fill \(\boxed{\phantom{2}}\): it is \(\boxed{4}\).", "4", "", True),
     ("Минимальное количество полосок равно **4302**.", "4302", "", True)])
 def test_what_outputs_of_other_models_showed(text, gold, question, right):
