@@ -306,7 +306,7 @@ class Fit:
         """Why no forecast has an interval, or ""."""
         if not len(self.pool[0].draws):
             return f"{self.n} evaluations, too few for the parameters, or no bootstrap"
-        flat = self.n >= FEW and self.rivals["constant"]["delta_aic"] < RIVAL
+        flat = self.rivals["constant"]["delta_aic"] < RIVAL
         return "a constant fits as well: the fitted evaluations show no rise" if flat else ""
 
     def paths(self, C, noise=False):

@@ -221,7 +221,7 @@ class RunFolder:
 
     def save_model(self, trainer, name):
         """Write an ordinary Hugging Face folder, which `vllm serve` can load."""
-        self.wait_for_disk()
+        self.wait_for_disk(4.4 * sum(p.numel() for p in trainer.model.parameters()))    # fp32
         checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
 
     def resume_hint(self):

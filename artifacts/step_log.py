@@ -2,7 +2,6 @@
 
 Columns have the names of other projects where those have one, so that runs can be compared."""
 import contextlib
-import io
 import math
 import time
 from itertools import groupby
@@ -106,7 +105,8 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
     run.folder.append(
         "evals.jsonl", {"step": run.step, "version": run.version} | run.compute.log() | rates | {
             "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),
-            "eval/mean_length": fmean([len(r.output_ids) for r in rollouts])}
+            "eval/mean_length": fmean([len(r.output_ids) for r in rollouts]),
+            "held_out": fmean(mean_at_k[task] for task in run.problems.curve_tasks)}
         # Answers that could not be verified count as wrong, so their share is logged as well.
         | {f"eval/{name}": share for name, share in metrics.items() if name.startswith("verifier/")}
         # Of servers: what they did meanwhile, which is not the next step's.
@@ -136,9 +136,10 @@ def show_evaluation(folder, steps):
     picture = folder / "curve.png"
     old = not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S
     if old or step[-1] >= steps:
-        from fitting import command                     # matplotlib: .4 s
-        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
-            command.main([str(folder), "--out", str(picture), "--y", columns[0]])
+        from fitting.figures import plot_run            # matplotlib: .4 s
+        with contextlib.suppress(ValueError, OSError):
+            curve = readers.load(str(folder), y=columns[0])
+            plot_run(curve, forecast.fit_curve(curve.C, curve.R)).savefig(picture, dpi=150)
 
 
 def pass_at_k(n, correct, k):

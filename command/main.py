@@ -26,9 +26,9 @@ def main(argv=None, make_trainer=Trainer):
     try:
         config, flags = parse(argv)
         if flags.report:
-            from command import report, symptoms        # matplotlib, which training never needs
+            from command.report import write_report     # matplotlib, which training never needs
             with load.refused():
-                print(report.write_report(flags.report), *symptoms.told(flags.report), sep="\n")
+                print(*write_report(flags.report), sep="\n")
             return 0
         if flags.dry_run:
             print(settings.to_toml(config))

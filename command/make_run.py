@@ -62,9 +62,8 @@ def make_samplers(config, trainer, prompt_tokens):
                                   seed=config.seed, dtype=trainer.dtype,
                                   eager="--enforce-eager" in config.vllm_args)
         return sampler, sampler.beside(config.seed + 1)
-    # A bf16 sampler cannot share the trainer's fp32 masters.
     generator = trainer.model if trainer.dtype == torch.float32 else packed.rounded_copy(
-        trainer.model, trainer.dtype)
+        trainer.model, trainer.dtype)               # bf16 weights of its own: masters are fp32
     make = functools.partial(TransformersSampler, generator, trainer.tokenizer, rule, **shared)
     return make(seed=config.seed, slots=config.slots), make(seed=config.seed + 1, slots=slots)
 

@@ -33,12 +33,9 @@ def make_parser():
     add("--fresh", action="store_true",
         help="begin again: the run that is there becomes runs/NAME-old-1 (not under torchrun); "
              "else a command that is repeated goes on with its run")
-    add("--no-preflight", action="store_true",
-        help="do not try disk, memory and push before the first evaluation")
-    add("--dry-run", action="store_true",
-        help="print all settings, what would run where, what memory it would take, and stop")
-    add("--report", metavar="RUN",
-        help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
+    add("--no-preflight", action="store_true", help="do not try disk, memory and push first")
+    add("--dry-run", action="store_true", help="print settings, processes and memory, and stop")
+    add("--report", metavar="RUN", help="write RUN/report.html, print the symptoms found, stop")
     add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
         help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
              "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
@@ -91,6 +88,6 @@ def answer_at_once():
                               "WSL, the Windows Subsystem for Linux")
         if find_spec("torch") is None:
             raise ConfigError("this Python has no torch: call .venv/bin/python, which `make` makes")
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:             # a name that is too long
         print(f"scalerl.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None

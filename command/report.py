@@ -30,15 +30,15 @@ CHARTS = {                      # question -> columns of the log
 
 
 def write_report(folder):
-    """Write FOLDER/report.html from the run's logs and return its path. Raises fit.BadInput: there
-    are no steps, or a damaged line that is not the last."""
+    """Write FOLDER/report.html from the run's logs. Returns lines: its path, the symptoms. Raises
+    fit.BadInput: there are no steps, or a damaged line that is not the last."""
     folder = Path(folder)
     rows = symptoms.read(folder)
     steps = [row for row in rows if "pass_rate" in row]
     if not steps:
         why = "has no finished step yet" if folder.exists() else "is not there"
         raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl {why}")
-    last = steps[-1]
+    last, told = steps[-1], symptoms.told(rows)
     figure, sentence = one_step(folder / "groups.jsonl", steps)
     with matplotlib.rc_context({"svg.fonttype": "none"}):       # letters stay letters: small files
         body = [
@@ -48,7 +48,7 @@ def write_report(folder):
             f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
             "<h2>One step</h2>", inline(figure) if figure else "", f"<p>{sentence}</p>",
             "<h2>Is it working?</h2>",
-            *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder))]
+            *(f"<p>{escape(line)}</p>" for line in told)]
         picture = folder / "curve.png"              # as the run has drawn it at its last evaluation
         if picture.is_file():
             body.append("<h2>What would more compute buy?</h2><img alt=\"\" src=\"data:image/png;"
@@ -57,7 +57,7 @@ def write_report(folder):
     path = folder / "report.html"
     page = PAGE.replace("{title}", escape(folder.name)).replace("{body}", "\n".join(body))
     path.write_text(page, "utf-8")
-    return path
+    return str(path), *told
 
 
 def one_step(path, steps):
@@ -102,10 +102,9 @@ def timeline(trained, steps):
                        Line2D([], [], color="black", linewidth=2.5, label="forced phrase"),
                        Line2D([], [], color=figures.ORANGE, label="end of a step")])
     across = sum(len(sample["versions"]) > 1 for sample in samples)
-    return figure, (
-        f"Step {trained['step']} was trained on {len(samples)} samples. Each is a bar over the "
-        f"time in which it was decoded, in the color of the weights that wrote it; {across} of "
-        f"them went on while weights changed. {len(bars)} of the samples are drawn.")
+    return figure, (f"Step {trained['step']} was trained on {len(samples)} samples: a bar over the "
+                    f"time in which each was decoded, in the colors of its weights. {across} went "
+                    f"on while weights changed. {len(bars)} are drawn.")
 
 
 def charts(rows):

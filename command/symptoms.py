@@ -43,9 +43,8 @@ def term(kind, n, x):
     return np.fmax.accumulate(out) if kind == "best" else out
 
 
-SYMPTOMS = [Symptom(*(cell.strip(" `") if i == 1 or i == 2 else cell.strip()
-                      for i, cell in enumerate(line.split("|")[1:-1])))
-            for line in PAGE.read_text(encoding="utf-8").splitlines()
+SYMPTOMS = [Symptom(*(cell.strip(" `") if i in (1, 2) else cell.strip() for i, cell in enumerate(
+    line.split("|")[1:-1]))) for line in PAGE.read_text(encoding="utf-8").splitlines()
             if line.startswith("| ") and TERM.search(line)]
 
 
@@ -57,7 +56,7 @@ def read(folder):
         for row in readers.read_jsonl(path)[0] if path.is_file() else ():
             row = {k: v for k, v in row.items() if isinstance(v, int | float)}
             if rates := [v for k, v in row.items() if re.match("eval/.*/mean@", k)]:
-                row["held_out"] = np.mean(rates)
+                row.setdefault("held_out", np.mean(rates))          # logs from before it was one
             rows.setdefault(row["step"], {}).update(row)
     return [rows[step] for step in sorted(rows)]
 
@@ -75,9 +74,8 @@ def ranges(steps):
     return ", ".join(words[:5]) + more
 
 
-def told(folder):
-    """A sentence for each symptom that a run's folder shows."""
-    rows = read(folder)
+def told(rows):
+    """A sentence for each symptom that the rows of `read` show."""
     few = f", of {sum(row['step'] > 0 for row in rows)} steps; most rules need 10, some 60"
     return [f"symptom: {s.name}, step {ranges(steps)} ({s.rule}). Likely: {s.cause}. "
             f"Try: {s.advice}." for s, steps in found(rows)] or [

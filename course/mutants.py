@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "course"
 LIMIT_S = 900                       # for the tests of one mutant, and for each run of --logs
 NOT_COPIED = (".*", "__pycache__", "*.egg-info", "runs", "models", "results", "student", "mystery",
-              "build")
+              "build", "graded", "handed_in", "plans", "grade.json", "*.zip")
 # What a dealt project lacks: the tests, which would say it, and the course, which has the answers.
 NOT_DEALT = ("tests", "course")
 # Importing torch takes longer than most tests: a server imports it once, and forks for each mutant.

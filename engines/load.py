@@ -78,7 +78,9 @@ def load_model(config, shapes_only=False):
         name: token for name in ("bos_token_id", "eos_token_id", "pad_token_id")
         if (token := getattr(model.generation_config, name)) != -1})
     rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
+    # Gemma 3's text models have no row for their token of images, nor a prompt that has it.
+    added = [token for token, i in tokenizer.get_added_vocab().items() if i >= rows]
+    if tokenizer.vocab_size > rows or any(t in f"{tokenizer.chat_template}{config}" for t in added):
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
                           f"{rows}: take the tokenizer that belongs to it")
     with refused(about):

@@ -6,8 +6,7 @@ import operator
 
 import torch
 
-# All other numbers are sums over tokens, Σ w x, and are added up.
-EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
+EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}  # others: Σ w x
 
 
 def k3(log_ratio):

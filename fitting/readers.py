@@ -28,7 +28,7 @@ Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_sco
 LIKELY = {"--x": "step|flop|hour|time|token|epoch|iter|episode",
           "--y": "reward|score|acc|succ|solve|correct|pass|value|win|^eval/"}
 # Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
-SPREAD = re.compile("(?i)std|[_/](min|max)$")
+SPREAD = re.compile("(?i)(?<![a-z])std(?:dev)?(?![a-z])|bad_reward|[_/](min|max)$")
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
         "**/*tfevents*", "*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
@@ -245,7 +245,7 @@ def pick(rows, wanted, patterns, option, path):
 
 def metric(column):
     """Weights & Biases exports call a column "run - metric"."""
-    return column.split(" - ")[-1]
+    return column if column.startswith("eval/") else column.split(" - ")[-1]    # a task's own " - "
 
 
 def steps_of(rows, y):

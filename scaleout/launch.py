@@ -133,8 +133,7 @@ def server_command(config, *, length, slots, dtype, url, device=""):
             argv += ["--distributed-executor-backend",
                      "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
         env["TORCH_COMPILE_DISABLE"] = "1"      # one comparison a step: seconds, for nothing
-        # Threads bound to cores would put every server of a machine on the same ones.
-        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"     # else all servers take the same cores
     return argv + shlex.split(config.vllm_args), env
 
 

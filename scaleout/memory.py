@@ -87,8 +87,7 @@ class Estimate:
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
         mlp = 4 * inner * self.itemsize
-        # Also each expert's input and output, without autocast; the order of the tokens by expert,
-        # and the router's probabilities.
+        # Also each expert's input and output; the tokens' order by expert, the router's outputs.
         if experts := experts_met(s):
             inner = getattr(s, "moe_intermediate_size", None) or inner
             mlp = experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)

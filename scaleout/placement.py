@@ -9,8 +9,7 @@ from collections import namedtuple
 
 from config import ConfigError
 
-# A vLLM server has no password on the routes that change its weights. It listens here, or at the
-# address that --serve-only gives: of a private network only.
+# Whoever reaches a vLLM server can change its weights: it listens here, or as --serve-only says.
 LOOPBACK = "127.0.0.1"
 TRAINING = 16 / 80                  # of a step's work, by the paper's split
 RECOMPUTED = 4 / 3                  # of the work of training: a second forward pass

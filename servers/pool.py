@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import aiohttp
+from aiohttp import ClientSession, TCPConnector
 
 from engines.two_requests import TwoRequests
 from sampler import Request, Rollout
@@ -147,8 +147,7 @@ class ServerPool:
 
     async def _open(self, urls):
         # vLLM's server closes a silent connection; a request into a closing one fails.
-        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(
-            limit=0, force_close=True))
+        self.session = ClientSession(connector=TCPConnector(limit=0, force_close=True))
         self.servers = [Server(url, self) for url in urls]
         for server in self.servers:
             self.task(self._watch(server))

@@ -180,12 +180,11 @@ class Server:
         asked, name, version = sampler.budget(sample), secrets.token_hex(8), self.version
         # With the salt a cached block is found under the weights alone that computed it.
         answer = await self.post("/inference/v1/generate", {
-            "request_id": name, "token_ids": sample.ids,
-            "cache_salt": f"{self.label}-{self.connection}",
-            "sampling_params": {
+            "request_id": name, "cache_salt": f"{self.label}-{self.connection}",
+            "token_ids": sample.ids, "sampling_params": {
                 "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
-                "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
-        }, limit_s=0)
+                "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False}},
+            limit_s=0)
         return check_answer(answer, name=name, asked=asked, vocab=self.pool.vocab,
                             eos_ids=sampler.eos_ids, pushed=self.pool.pushed, oldest=version)
 

@@ -46,16 +46,18 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
 
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
-    if not RE.choice.fullmatch(gold):  # the gold answer is perhaps the text of a choice
-        for letter, said in RE.choices.findall(question):
-            if clean(said) == clean(gold) and judged(text, letter, question)[1] == [True]:
-                return [letter], [True]
+    for pair in RE.choices.findall(question):  # a choice's letter and its text: either will do
+        for one, other in (pair, pair[::-1]):
+            if clean(one) == clean(gold) and (found := judged(text, other))[1] == [True] and (
+                    word(found[0][0]) == pair[0] or not RE.choice.fullmatch(found[0][0])):
+                return found
     marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip())
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     text = RE.explained.sub("<answer>", text) if plain_number(gold) else text
     text = RE.tagged.sub(r"\\boxed{\1}", text)
+    text = RE.field.sub(lambda x: r"\boxed{%s}" % x[1].strip('"').replace(r"\\", "\\"), text)
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
     if "," in gold:  # "\boxed{6} and \boxed{-6}" is one list
         each = iter(boxes)
@@ -201,8 +203,8 @@ def same_number(part, gold, question="", ratio=False):
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
-    if abs(value - gold_value) <= (1e-9 if gold_value.denominator > 10**9 else 0):  # 1/6 = .1666...
-        # .05% for .05, also as a probability, and 7% of apples
+    if abs(value - gold_value) * 10**9 <= abs(gold_value) * (gold_value.denominator > 10**9):
+        # 1/6 for .16666666667; .05% for .05, also as a probability, and 7% of apples
         if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False

@@ -2,6 +2,7 @@
 
 The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its curve."""
 import contextlib
+import datetime
 import hashlib
 import json
 import os
@@ -138,6 +139,7 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
     prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
     if tokenizer.chat_template is None:
         ids = list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
+        ids = ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids     # some end every text
     else:
         messages = [{"role": "system", "content": instruction},
                     {"role": "user", "content": problem.question}]  # fmt: skip
@@ -147,8 +149,9 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
         if not instruction or instruction.strip() not in shown:
             messages = [{"role": "user", "content": prefixed}]
         try:  # other people's programs: errors of any class
-            ids = list(tokenizer.apply_chat_template(messages, add_generation_prompt=True,
-                                                     return_dict=False, **template_options or {}))
+            ids = list(tokenizer.apply_chat_template(  # of one day: a run goes on on another
+                messages, add_generation_prompt=True, return_dict=False,
+                **{"strftime_now": datetime.date(2024, 7, 26).strftime} | (template_options or {})))
         except Exception as error:
             raise ConfigError(f"the model's chat template fails: {error!r:.200}") from None
         if not ids:

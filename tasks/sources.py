@@ -121,9 +121,11 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
 
 def own_problems(path):
     """The problems of a file for own_reward.py, each question once. Raises TaskError."""
-    kind, problems = problems_of(path)
-    made = [make_problem(Path(path).stem, *problem, kind=kind) for problem in problems]
-    return list({problem.id: problem for problem in made[::-1]}.values())[::-1]
+    (kind, problems), made = problems_of(path), {}
+    for problem in (make_problem(Path(path).stem, *each, kind=kind) for each in problems):
+        if made.setdefault(problem.id, problem) != problem:
+            raise TaskError(f"{path!r} asks {problem.question[:60]!r} again, with other fields")
+    return list(made.values())
 
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")

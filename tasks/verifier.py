@@ -111,6 +111,9 @@ def expression(text):
 def same(gold, found):
     """Math-Verify's comparison; no decimal is a root (it rounds to 6 digits, here to 15)."""
     from math_verify import verify
+    from sympy import Eq
+    if {type(gold), type(found)} == {Eq} and (gold.lhs == found.lhs or not gold.free_symbols):
+        return gold.lhs == found.lhs and same(gold.rhs, found.rhs)  # f(2) = 7 and 5: both "false"
     one, two = (x.as_dummy() if hasattr(x, "as_dummy") else x for x in (gold, found))
     return one == two or verify(  # a sum over k is that over i, without a term of it computed
         gold, found, float_rounding=15, timeout_seconds=None, allow_set_relation_comp=True)
@@ -168,9 +171,9 @@ class Verifier(contextlib.AbstractContextManager):
             problem, text = problems[rollout.prompt_id], ""
             if rollout.finish_reason == "stop":
                 text = tokenizer.decode(rollout.output_ids[:-1])  # without the end token
-                # Some templates open the thinking in the prompt; the answer is still after its end.
-                if tokenizer.decode(rollout.prompt_ids[-16:]).rstrip().endswith(opens):
-                    text = opens + text
+                # Some prompts open the thinking; a character of that has 4 tokens at most.
+                end = tokenizer.decode(rollout.prompt_ids[-4 * len(opens):]).rstrip()
+                text = opens + text if text and end.endswith(opens) else text
             items.append((text, problem.answer, problem.kind, problem.question))
         scores = self.score(items)
         return scores.rewards, scores.log

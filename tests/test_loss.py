@@ -1246,7 +1246,8 @@ def test_losses_agree_with_trl_where_the_definitions_coincide(
     step = random_step(aggregation=aggregation)
     value, stats = policy_loss(*step.arguments, loss=loss, **ours)
     trl_value, trl_metrics = trl_loss(step, loss_type, **theirs)
-    assert value.item() == pytest.approx(trl_value.item(), rel=1e-5)
+    # A loss may nearly cancel: then rounding is large beside it.
+    assert value.item() == pytest.approx(trl_value.item(), rel=1e-5, abs=1e-7)
     assert_all_close(gradients(value, step.log_pi),
                      gradients(trl_value, step.log_pi), atol=1e-8, rtol=1e-5)
     if loss == "dapo":

@@ -229,6 +229,15 @@ def test_a_disk_that_is_full_or_read_only_for_a_moment_is_waited_for(trouble, ma
         assert len(looks) == 3 and len(read(folder)) == step
 
 
+def test_a_model_waits_for_as_much_room_as_it_takes(make, monkeypatch):
+    """A disk that others fill mostly has a few KB left."""
+    folder, weights, asked = make(), torch.nn.Linear(1000, 1000), []
+    monkeypatch.setattr(folder, "wait_for_disk", asked.append)
+    monkeypatch.setattr(run_folder.checkpoint, "save_model", lambda *_: None)
+    folder.save_model(SimpleNamespace(model=weights, tokenizer=None, weights=lambda: ()), "model")
+    assert asked[0] > 4 * 1_001_000
+
+
 def test_a_file_system_without_locks_is_a_warning(make, monkeypatch, capsys):
     def flock(*_):
         raise OSError(38, "Function not implemented")

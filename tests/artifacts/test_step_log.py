@@ -50,7 +50,7 @@ def test_an_evaluation_is_one_line_with_its_gain_its_compute_and_from_the_sixth_
     assert "naive" not in line
 
 
-def test_the_curve_is_drawn_again_once_a_minute(tmp_path, capsys):
+def test_the_curve_is_drawn_again_once_a_minute(tmp_path, capsys, monkeypatch):
     picture = tmp_path / "curve.png"
     rates = sigmoid(np.arange(12) * 1e12, .8, 1.7, 3e12, .2)
     evaluations(tmp_path, rates[:2])
@@ -66,6 +66,16 @@ def test_the_curve_is_drawn_again_once_a_minute(tmp_path, capsys):
     step_log.show_evaluation(tmp_path, 600)
     assert picture.read_bytes() != first
     assert "warning" not in capsys.readouterr().out     # what fit.py says is for those who ask it
+    # What servers and signals say meanwhile is heard.
+    os.utime(picture, (time.time() - step_log.REDRAW_S - 1,) * 2)
+
+    def plot(*_):
+        print("a server is lost", file=sys.stderr)
+        raise ValueError("nor does a picture that fails end a run")
+    monkeypatch.setattr("fitting.figures.plot_run", plot)
+    step_log.show_evaluation(tmp_path, 600)
+    assert "a server is lost" in capsys.readouterr().err
+    monkeypatch.undo()
     picture.unlink()
     evaluations(tmp_path, rates, tasks=("hf:a/b", "toy"))
     step_log.show_evaluation(tmp_path, 600)

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import subprocess
+from pathlib import Path
 from base64 import b64encode
 from collections import Counter
 from html.parser import HTMLParser
@@ -57,7 +58,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_refers_to_nothing_outside_itself(run):
-    page = Page(report.write_report(run).read_text())
+    page = Page(Path(report.write_report(run)[0]).read_text())
     assert not {"script", "iframe", "object", "embed"} & set(page.tags)
     links = [value for name, value in page.attributes if name in ("href", "src", "xlink:href")]
     assert links and all(value.startswith(("#", "data:")) for value in links)
@@ -67,7 +68,7 @@ def test_the_page_refers_to_nothing_outside_itself(run):
 def test_the_curve_is_there_and_each_column_has_its_chart(run):
     """Letters stay letters in a picture."""
     (run / "curve.png").write_bytes(b"drawn by the run")
-    text = report.write_report(run).read_text()
+    text = Path(report.write_report(run)[0]).read_text()
     page = Page(text)
     assert f"data:image/png;base64,{b64encode(b'drawn by the run').decode()}" in text
     charts = ("held_out", "pass_rate", "frac_reward_zero_std", "completions/mean_length",
@@ -80,7 +81,7 @@ def test_the_curve_is_there_and_each_column_has_its_chart(run):
 
 def test_charts_stand_under_the_question_that_they_answer(run):
     """Each column that a symptom is seen in has its place."""
-    text = report.write_report(run).read_text()
+    text = Path(report.write_report(run)[0]).read_text()
     questions = [text.index(f"<h2>{question}") for question in report.CHARTS]
     assert questions == sorted(questions)
     for column, question in ((">pass_rate<", 0), (">lag/max<", 1), (">entropy<", 2)):
@@ -123,7 +124,7 @@ def test_the_first_picture_is_the_step_that_most_versions_have_written(run, rng)
     (run / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with open(run / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 20, "decode/clock": 89}) + "\n")
-    text = report.write_report(run).read_text()
+    text = Path(report.write_report(run)[0]).read_text()
     assert text.index("Step 20 was trained on 200 samples") < text.index("<h2>Is it working?")
     assert all(f">weights {v}</text>" in text for v in (2, 3, 4, 5)) and "100 of the" in text
 
@@ -150,20 +151,20 @@ def test_the_first_picture_is_the_step_that_most_versions_have_written(run, rng)
 def test_where_no_step_is_recorded_a_sentence_says_why_in_place_of_the_picture(run):
     """A page without its first picture looks broken."""
     (run / "groups.jsonl").write_text('{"step": 1, "groups": []}\n')
-    text = report.write_report(run).read_text()
+    text = Path(report.write_report(run)[0]).read_text()
     place = text.partition("<h2>One step</h2>")[2].partition("<h2>")[0]
     assert "every 10th step is recorded for it" in place and "<svg" not in place
 
 
 def test_the_name_of_a_run_is_shown_and_never_obeyed(run):
-    text = report.write_report(run).read_text()
+    text = Path(report.write_report(run)[0]).read_text()
     assert "made &lt;b&gt;run" in text and "<b>" not in text
 
 
 def test_a_half_written_last_line_is_left_out(run):
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"step": 24, "pass_')
-    text = report.write_report(run).read_text()
+    text = Path(report.write_report(run)[0]).read_text()
     assert "23 steps, the last 23" in text
 
 
@@ -186,7 +187,7 @@ def test_a_browser_loads_the_page_without_errors(run):
                                                    "google-chrome"))), None)
     if browser is None:
         pytest.skip("needs Chromium: apt-get install chromium (.ci/run does)")
-    path = report.write_report(run)
+    path = Path(report.write_report(run)[0])
     done = subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
          "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={run}/profile", "--dump-dom",

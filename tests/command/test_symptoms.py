@@ -175,12 +175,12 @@ def test_a_report_says_which_symptoms_a_run_shows_and_at_which_steps(tmp_path, c
         "symptom: few samples carry the step, step 4-5, 9"]
     assert "few samples carry the step, step 4-5, 9" in (tmp_path / "report.html").read_text()
     (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[1]) + "\n")
-    assert symptoms.told(tmp_path) == [
+    assert symptoms.told(symptoms.read(tmp_path)) == [
         "no symptom of docs/is-it-working.md, of 2 steps; most rules need 10, some 60"]
 
 
 def test_a_reward_that_raises_for_every_answer_is_named_after_the_first_step(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(
         {"step": 1, "pass_rate": 0.0, "verifier/error_frac": 1.0}) + "\n")
-    (told,) = symptoms.told(tmp_path)
+    (told,) = symptoms.told(symptoms.read(tmp_path))
     assert told.startswith("symptom: answers cannot be judged, step 1 (")

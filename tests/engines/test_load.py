@@ -195,6 +195,19 @@ def test_a_folder_that_would_train_another_model_than_it_names_is_refused_in_a_s
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_token_without_a_row_that_no_prompt_has_does_no_harm(tmp_path, seed):
+    """Gemma 3's text models have 262,144 rows, and a token of images behind them."""
+    random_llama(vocab=38).save_pretrained(tmp_path)
+    tokenizer = toy.make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(tmp_path)
+    config = Config(model=str(tmp_path))
+    assert len(load.load_model(config)[1]) == 39
+    config.interrupt_phrase = "<image_soft_token> </think>"         # but this run would use it
+    with pytest.raises(ConfigError, match="has 39 tokens, the model rows for 38"):
+        load.load_model(config)
+
+
 def test_a_gguf_file_beside_whole_weights_does_no_harm(tmp_path, seed):
     model = random_llama(vocab=41)
     model.save_pretrained(tmp_path)

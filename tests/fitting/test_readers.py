@@ -128,6 +128,17 @@ def test_percent_is_decided_for_each_run_and_not_by_a_slip_above_1(tmp_path):
         readers.load(str(tmp_path / "a.csv"), y="accuracy")
 
 
+@pytest.mark.parametrize("task", ["testdata", "postdoc", "My sums - v2"])
+def test_the_pass_rate_is_fitted_whatever_the_name_of_its_task(task, tmp_path):
+    """"std" in a name made it a spread, " - " a run of Weights & Biases; then the share of bad
+    rewards was fitted, a curve of zeros."""
+    (tmp_path / "evals.jsonl").write_text("".join(json.dumps({
+        "step": i, "compute/flops": i, f"eval/{task}/mean@4": i / 10,
+        "eval/verifier/bad_reward_frac": 0.0}) + "\n" for i in range(5)))
+    curve = readers.load(str(tmp_path))
+    assert curve.y == f"eval/{task}/mean@4" and curve.R.tolist() == [0, .1, .2, .3, .4]
+
+
 def test_what_is_no_pass_rate_and_no_percent_is_refused(tmp_path):
     """A reward of 53 may be one of a hundred, or of sixty; 102 and -1 are no percent."""
     for column, values, *given in (

@@ -733,6 +733,12 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     ("So, the answer is D (70°).", "70°", ANGLES, True), ("The answer is D.", "70°", ANGLES, True),
     ("The answer is 70°.", "70°", ANGLES, True), ("The answer is B.", "70°", ANGLES, False),
     ("The answer is B or D.", "70°", ANGLES, False), (r"\boxed{B} \boxed{D}", "70°", ANGLES, False),
+    ("The answer is 70°.", "D", ANGLES, True), (r"\boxed{70}", "D", ANGLES, True),
+    ("The answer is 35°.", "D", ANGLES, False), ("The answer is (B) 70°.", "D", ANGLES, False),
+    ("The answer is (B) 70°.", "70°", ANGLES, False),
+    ("因此，它的值是 $-3m$，选项 A 正确。", "A", "", True), ("故选：$ D $．", "D", "", True),
+    ("因此，它的值是 $-3m$，选项 A 不正确。", "A", "", False), ("综上所述，$ a = \\ln 2 $。", r"\ln 2",
+                                                               "", True),
     ("So the answer is (C).", "2√{2}", "Which? (A) 1 (B) 2 (C) 2√{2} (D) √{6}", True),
     ("So the answer is (D).", "2√{2}", "Which? (A) 1 (B) 2 (C) 2√{2} (D) √{6}", False),
     # "Answer:" over the working is a headline; underscores between thousands
@@ -763,6 +769,17 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     (r"\boxed{\sum_{k=21}^{2}k^2}", r"\sum_{i=2}^{12}i^2", "", False),
     (r"\boxed{\sum_{k=2}^{13}k^2}", r"\sum_{i=2}^{12}i^2", "", False),
     ("So:\nanswer> 280 </answer>", "280", "", True),   # "<" was the last token of the thinking
+    # JSON, an answer between quotes, tiny numbers, equations without a variable
+    ('```json\n{\n    "answer": 4\n}\n```', "4", "", True),
+    ('{"why": "it is \\"5\\"", "answer": "\\\\frac{1}{2}"}', r"\frac12", "", True),
+    ('{"answer": "5"}', "4", "", False), ('{"answer": "4"} {"answer": "5"}', "4", "", False),
+    ('>> FINAL ANSWER:\n"""\n18\n"""', "18", "", True), ('"""\n19\n"""', "18", "", False),
+    (r"\boxed{0}", r"1.87 \times 10^{-27}", "", False), (r"\boxed{0}", "0.00000000005", "", False),
+    (r"\boxed{1.87 \times 10^{-27}}", r"1.87 \times 10^{-27} N", "", True),
+    (r"\boxed{f'(2)=7}", "f'(2) = 5", "", False), (r"\boxed{f'(2)=5}", "f'(2) = 5", "", True),
+    (r"\boxed{f(3)=5}", "f(2) = 5", "", False), (r"\boxed{2y=4x}", "y=2x", "", True),
+    (r"\boxed{\frac{W'}{W}=\frac53}", r"\frac{W'}{W} = \frac13", "", False),
+    (r"\boxed{\binom52}", "10", "", True), (r"\boxed{\tbinom 5 2}", "11", "", False),
     (r"Fill \(\boxed{\phantom{2}}\): it is \(\boxed{4}\).", "4", "", True),
     ("Минимальное количество полосок равно **4302**.", "4302", "", True)])
 def test_what_outputs_of_other_models_showed(text, gold, question, right):
@@ -926,7 +943,7 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
              r"\text{", "\u200b", "because ", "\n- ", "9", "1,", "1/9", "- ", " ", "\n",
               "set reward ",
              "(A) ", "and ,", "<b ", "in ", "min ", "/in", "a. ", "<solution>", "<<", "所以选项",
-             "'", "answer '", "Answer: abc def ghi\n", "So\n"]
+             "'", "~", "answer '", "Answer: abc def ghi\n", "So\n"]
     frames = [("", ""), (r"\boxed{5", "}"), ("7 ", "(x"), ("Answer: ", "cm."),
               (r"\[ ", ""), ("{" * 6_000, ""), ("<answer>", "x<"), ("<solution>", "x<"),
               ("Answer: abc def ghi ", "")]

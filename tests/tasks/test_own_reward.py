@@ -212,7 +212,7 @@ def test_a_file_finds_what_lies_in_the_folder_of_the_run(file, tmp_path, monkeyp
 def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated(file, tmp_path):
     (tmp_path / "helper_of_mine.py").write_text("def right(text): return text == 'yes'\n")
     text = ("import dataclasses, helper_of_mine\n@dataclasses.dataclass\nclass One: n: int\n"
-            "problems = [{'question': f'{i}?', 'n': i} for i in range(40)] + [{'question': '7?'}]\n"
+            "problems = [{'question': f'{i}?', 'n': i} for i in [*range(40), 7]]\n"
             "def reward(problem, text):\n"
             "    return helper_of_mine.right(text) and One(problem['n']).n >= 0")
     path, problems = file(text)
@@ -227,6 +227,9 @@ def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated(file, tmp_path):
 
 REWARD = "def reward(problem, text): return True\n"
 BAD_FILES = {
+    # 80 of 100 were dropped, and nothing said so
+    "a question again": (REWARD + "problems = [{'question': f'Above {n % 20}?', 'n': n} for n in "
+                         "range(100)]", "asks 'Above 0.' again, with other fields"),
     "no file": (None, "cannot be run: FileNotFoundError"),
     "a bad line": (f"{PROBLEM}def reward(problem, text) return True", "SyntaxError"),
     "raises": (f"x = 1\n{PROBLEM}y = x / 0\n{REWARD}", "ZeroDivisionError.*by.*line 3$"),

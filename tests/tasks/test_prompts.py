@@ -51,6 +51,23 @@ def test_without_an_instruction_the_prompt_is_the_question_alone(template):
     assert "".join(map(chr, ids)) == "<user>1+1<bot>"
 
 
+def test_a_prompt_does_not_hold_the_day_on_which_it_is_made():
+    """Templates of Llama 3.2 and others do: a run resumed on another day had other prompts."""
+    template = "{{ strftime_now('%d %b %Y') }} " + SYSTEM
+    ids = prompt_ids(letters_tokenizer(template), Problem("x/1", "x", "1+1", "2"))
+    assert "".join(map(chr, ids)) == "26 Jul 2024 <user>1+1<bot>"
+
+
+def test_a_tokenizer_that_ends_every_text_does_not_end_the_prompt():
+    """Then a base model would begin a new text instead of an answer."""
+    tokenizer = letters_tokenizer()
+    tokenizer.eos_token = "\x03"
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "$A \x03", special_tokens=[("\x03", 3)])
+    ids = prompt_ids(tokenizer, Problem("x/1", "x", "1+1", "2"))
+    assert "".join(map(chr, ids)) == "1+1\n\nAnswer:"
+
+
 @pytest.mark.parametrize("template", [SYSTEM, None])
 def test_a_long_prompt_is_never_cut(template):
     """model_max_length is 16 here; a question cut in silence cannot be answered."""

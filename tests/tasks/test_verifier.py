@@ -24,6 +24,7 @@ from conftest import ROOT
 from tasks.problems import Problem
 from tasks import verifier as room
 from tasks.answers import clean
+from tasks.sources import load_pool
 from tasks.verifier import TaskError, Verifier, verify
 
 
@@ -690,6 +691,23 @@ def test_thinking_that_the_prompt_has_opened_must_be_closed():
         for text, reward in (("7", -1.0), ("8[/r]7", 1.0), ("8[/r]</think>\n#### 7", 1.0)):
             rollout = finished(text, "a", prompt="3+4?[r]\n")
             assert verifier.rewards([rollout], problems, Chars)[0] == [reward]
+    # An opening of more tokens than 16 was not seen, and unfinished thinking was paid.
+    opens = "[r] Let me think about this, step by step, and check all of them."
+    with Verifier(think_tags=(opens, "[/r]")) as verifier:
+        for text, reward in (("7", -1.0), ("8[/r]7", 1.0)):
+            rollout = finished(text, "a", prompt=f"3+4?{opens}\n")
+            assert verifier.rewards([rollout], problems, Chars)[0] == [reward]
+
+
+def test_an_empty_answer_is_no_answer_where_the_prompt_has_opened_the_thinking(tmp_path):
+    """The opening alone was shown to TRL's `reward_func`, which may pay for anything."""
+    (tmp_path / "fun.py").write_text("problems = [{'prompt': '3+4?'}]\n"
+                                     "def reward_func(**_): return [1.0]\n")
+    (problem,) = load_pool(str(tmp_path / "fun.py"), 0, 0, {})[0]
+    with Verifier(workers=1) as verifier:
+        for text, reward in (("", -1.0), ("so</think>7", 1.0)):
+            rollout = finished(text, "a", prompt="3+4?<think>\n")
+            assert verifier.rewards([rollout], {"a": problem}, Chars)[0] == [reward]
 
 
 def test_shares_of_what_could_not_be_judged_are_logged(verifier, monkeypatch):
