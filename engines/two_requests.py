@@ -3,7 +3,7 @@
 A sample is two requests: prompt -> thinking, with the thinking budget; then prompt + thinking
 (+ phrase, if it has not ended) -> answer, with the answer's budget. Without a phrase one request
 has both budgets. The samples of a prompt share its keys and values through vLLM's prefix cache,
-salted with the version: no request finds a block of older weights."""
+salted with the version: only one that a server begins late, after a push, finds older blocks."""
 import queue
 from collections import Counter, deque
 from dataclasses import dataclass, replace

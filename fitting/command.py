@@ -90,6 +90,7 @@ def report_run(args, refit, curve, prior=None):
         ahead, where = C[C > cut][-LAST:], "at the end"
     if prior:
         like = fit_like(judged, prior)
+        lines = held_out_lines(held_out(C, R, like)) if cut else []
         lines[:0] = filter(None, [disagree(judged, like), "without earlier runs: "
                                   + verdict_line(judge(judged, ahead), where)])
         judged, where = like, f"{where} (with earlier runs)"
