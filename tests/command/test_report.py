@@ -126,7 +126,7 @@ def test_the_first_picture_is_the_step_that_most_versions_have_written(run, rng)
         file.write(json.dumps({"step": 20, "decode/clock": 89}) + "\n")
     text = Path(report.write_report(run)[0]).read_text()
     assert text.index("Step 20 was trained on 200 samples") < text.index("<h2>Is it working?")
-    assert all(f">weights {v}</text>" in text for v in (2, 3, 4, 5)) and "100 of the" in text
+    assert all(f">weights {v}</text>" in text for v in (2, 3, 4, 5)) and "100 are drawn" in text
 
     steps = [{"step": i, "decode/clock": clock} for i, clock in enumerate((25, 40, 60, 89), 17)]
     figure, _ = report.timeline(lines[2], steps)
