@@ -108,7 +108,7 @@ METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/t
 	tests/test_config.py
 check: $(VENV)/test
 	$(PY) -m $(if $(filter 8 11,$(EX)),course.experiment $(if $(filter 8,$(EX)),experiment,ablation),pytest \
-		-q $(if $(EX),--tb=short course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
+		-q $(if $(EX),--tb=short -o faulthandler_timeout=120 course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
 
 # A students' tree: course/README.md. Any Python 3.11 will do, and no package is installed for it.
 student:

@@ -436,7 +436,7 @@ def held_out(C, R, early):
     rest, and how well the naive forecast did: the last three fitted ones carried forward."""
     k = min(LAST, (C > early.C[-1]).sum())
     if not k:
-        raise BadInput(f"--until leaves nothing to predict: data end at {C[-1]:.3g}; shares at 1")
+        raise BadInput(f"--until leaves nothing to predict: data end at {C[-1]:.3g}, shares at 1")
     naive, measured, predicted = early.R[-3:].mean(), R[-k:].mean(), early.curve(C[-k:]).mean()
     # What is measured is the mean of k noisy evaluations.
     low, high = interval(early.futures(C[-k:], noise=True).mean(1))

@@ -68,8 +68,7 @@ def check(config):
     to_toml(config)                           # refuses what a resumed run could not read
 
 
-# Set for the trainers of scaleout/launch.py: their servers' addresses, not to be in config.toml.
-LAUNCHED = "SCALERL_LAUNCHED"
+LAUNCHED = "SCALERL_LAUNCHED"       # of launch.py's trainers: their servers' addresses
 
 # Where, how fast and how long a run computes may differ when its command is repeated; else nothing.
 PLACE = {"steps", "save_minutes", "micro_batch_tokens", "recompute_layers", "compile_layers",

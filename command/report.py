@@ -66,8 +66,7 @@ def one_step(path, steps):
     if recorded := [line for line in lines if "timeline" in line]:
         return timeline(max(recorded, key=lambda line: len(
             {v for sample in line["timeline"] for v, _ in sample["versions"]})), steps)
-    return None, (f"There is no picture of a step: every {TIMELINE_EVERY}th step is recorded for "
-                  "it, and none where vLLM generates.")
+    return None, f"There is no picture of a step: every {TIMELINE_EVERY}th has one, none of vLLM's."
 
 
 def timeline(trained, steps):

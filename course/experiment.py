@@ -308,11 +308,11 @@ def check_interval(text, told):
 
 
 def check_verdict(text, told):
-    said = [each.strip() for each in re.findall(r"^verdict:(.*\S)", text, re.M)]
+    said = [each.strip(" .").lower() for each in re.findall(r"(?mi)^verdict:(.*\S)", text)]
     if said != [each["verdict"] for each in told]:
         lines = ", ".join(f"`verdict: {each['verdict']}`" for each in told)
         raise BadInput(f"conclusion.md needs {len(told)} line{'s' * (len(told) > 1)} {lines}; it "
-                       f"has {said}")
+                       f"has {', '.join(said) or 'none'}")
     return "each verdict is that of its interval"
 
 

@@ -212,8 +212,9 @@ def write(folder, only=(), force=False, root=ROOT):
     Raises BadInput where a file that was handed out holds work."""
     files = handed_out(only, root)
     if (work := work_in(folder, files)) and not force:
-        raise BadInput(f"{folder} holds work, {work[0]}" + (
-            f" and {len(work) - 1} more" if work[1:] else "") + ": --force overwrites it")
+        more = f" and {len(work) - 1} more" if work[1:] else ""
+        raise BadInput(f"{folder} holds work, {work[0]}{more}: `python -m course.student --force` "
+                       "overwrites it, --out FOLDER takes another place")
     old = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).exists() else {}
     for path in set(old) - set(files):
         (folder / path).unlink(missing_ok=True)

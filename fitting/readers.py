@@ -270,8 +270,7 @@ def evaluations(rows, x, y, path):
         kept = {row: None for row in kept if row[1]}        # TRL prints .004 as 0.0: no step 0
     if not kept:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
-    lost = [f"{x} = {C}, {y} = {reward}" for step, C, reward in found
-            if (step, C, reward) not in kept]
+    lost = [f"{x} = {row[1]}, {y} = {row[2]}" for row in found if row not in kept]
     notes = [f"{len(lost)} of {len(found)} evaluations in {path} have no usable {x} or {y}: "
              f"left out (the first: {lost[0]})"] if lost else []
     if again := len(kept) - len({C for _, C, _ in kept}):

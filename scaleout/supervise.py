@@ -34,10 +34,10 @@ class Signals:
         self.first, self.second, self.at, self.team = 0, 0, 0.0, None
 
     def note(self, number, _=None):
+        now = time.monotonic()
         if not self.first:
-            self.first, self.at = number, time.monotonic()
-        elif number == signal.SIGINT or number != self.first or \
-                time.monotonic() - self.at > TWICE_S:
+            self.first, self.at = number, now
+        elif number == signal.SIGINT or number != self.first or now > self.at + TWICE_S:
             self.second = number
 
     def heed(self, number, _):

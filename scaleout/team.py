@@ -5,11 +5,11 @@ all of it, and gloo sums the gradients. Rank 0 runs the training loop with a `Sh
 calls the other ranks repeat. torch sends them pickled: private networks only."""
 import contextlib
 import datetime
-import functools
 import os
 import signal
 import sys
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -219,8 +219,7 @@ class SharedTrainer:
         self.trainer, self.team = trainer, team
 
     def __getattr__(self, name):            # or else model, tokenizer, dtype, device
-        return functools.partial(self.call, name) if name in self.CALLS \
-            else getattr(self.trainer, name)
+        return partial(self.call, name) if name in self.CALLS else getattr(self.trainer, name)
 
     def call(self, name, *arguments, **own):        # own: of rank 0's trainer alone
         with self.team.together(name):

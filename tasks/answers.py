@@ -5,8 +5,7 @@ lists of answers. Of the text after the thinking it is the last \boxed{...}; els
 answer ("the answer is x", <answer>x</answer>, a last line "#### x"); else what alone is bold in the
 last sentence; else its last number or, where the gold answer is no number, its last stretch without
 words. Other boxes or declared answers must be right, too. A gold number wants a plain number: these
-are compared here, as fractions; words, times and dates as they are. The rest is for Math-Verify
-(verifier.py). Where graders differ: docs/tasks.md."""
+are compared here, as fractions; words, times and dates as they are; the rest by Math-Verify."""
 import functools
 import re
 import tomllib
@@ -68,11 +67,16 @@ def judged(text, gold, question=""):
             for part in RE.declared.split(text)[1:]]
     said = [re.split(r"(?i)\b(?:because|since|where)\b", part, maxsplit=1)[0] for part in said
             if "\0" not in part and part.strip(" *_$`")]
-    found += [part for part in said if not found or not RE.prose.search(part)]
     moment = RE.moment.search(clean(gold)) and not re.search("ratio|odds|scale", question)
     number = not (moment or "=" in gold) and plain_number(gold, bool(RE.ratio.fullmatch(gold)))
     ratio = number and (":" in gold or number[0].denominator > 1)
     wanted = "" if number else word(gold)
+    said = [part for part in said if not found or not RE.prose.search(part)]
+    if number and len(said) <= MOST_ANSWERS:  # of a sentence the last number, as of a last one
+        said = [each for part in said for each in (
+            len(part) <= LONGEST_ANSWER and RE.prose.search(part) and not plain_number(part, ratio)
+            and undeclared(part, part, question, number, ratio, False, False)[0] or [part])]
+    found += said
     listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
     reading = RE.yes_no if wanted in ("yes", "no") else RE.choice if not listed else RE.said
     beside += found

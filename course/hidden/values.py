@@ -122,7 +122,11 @@ def equal(name, found, truth):
     """The same plain value, type for type but for int and float. -> name; raises Wrong."""
     found, truth = plain(found), plain(truth)
     if found != truth:
-        raise Wrong(f"{name}: {str(found)[:90]}, it must be {str(truth)[:90]}")
+        one, two = str(found), str(truth)           # both from shortly before they differ
+        same = len(os.path.commonprefix([one, two]))
+        one, two = (f"... {text[same - 20:][:90]}" if same > 60 else text[:90] or "nothing"
+                    for text in (one, two))
+        raise Wrong(f"{name}: {one}, it must be {two}")
     return name
 
 

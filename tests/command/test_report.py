@@ -153,7 +153,7 @@ def test_where_no_step_is_recorded_a_sentence_says_why_in_place_of_the_picture(r
     (run / "groups.jsonl").write_text('{"step": 1, "groups": []}\n')
     text = Path(report.write_report(run)[0]).read_text()
     place = text.partition("<h2>One step</h2>")[2].partition("<h2>")[0]
-    assert "every 10th step is recorded for it" in place and "<svg" not in place
+    assert "every 10th has one" in place and "<svg" not in place
 
 
 def test_the_name_of_a_run_is_shown_and_never_obeyed(run):

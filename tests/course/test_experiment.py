@@ -274,7 +274,7 @@ def test_the_conclusion_says_the_interval_and_the_verdict_that_it_allows(tree):
     for text, parts, words in (
             ("It got better, p < 0.05.\nverdict: higher\n", 3, "does not print the interval"),
             (f"[{low:.2f}, {high:.2f}]\n", 4, "needs 1 line `verdict: higher`"),
-            (f"[{low:.2f}, {high:.2f}]\nverdict: lower\n", 4, "it has ['lower']"),
+            (f"[{low:.2f}, {high:.2f}]\nverdict: lower\n", 4, "it has lower"),
             (f"[{low:.2f}, {high:.2f}]\nverdict: higher\nverdict: lower\n", 4, "needs 1 line")):
         conclude(tree, text)
         done, why = experiment.grade(tree / "experiment")

@@ -123,8 +123,9 @@ def test_make_check_and_grade_know_where_they_are(tree):
             text=True, capture_output=True, check=True).stdout.replace("\\\n", "").split()
 
     for folder in (ROOT, tree):
-        assert said(folder, "check", "EX=3")[-4:] == [
-            "pytest", "-q", "--tb=short", "course/checks/test_3.py"]
+        assert said(folder, "check", "EX=3")[-6:] == [
+            "pytest", "-q", "--tb=short", "-o", "faulthandler_timeout=120",
+            "course/checks/test_3.py"]
         assert said(folder, "check", "EX=8")[-2:] == ["course.experiment", "experiment"]
     assert "tests/test_loss.py" in said(ROOT, "check")
     assert said(tree, "check")[-1] == "course/checks"
@@ -161,7 +162,9 @@ def test_a_tree_that_holds_work_is_not_overwritten(tmp_path):
         file.write("# my work\n")
     refused = make()
     assert refused.returncode == 2 and "# my work" in (folder / "loss.py").read_text()
-    assert refused.stderr == f"student.py: {folder} holds work, loss.py: --force overwrites it\n"
+    assert refused.stderr == (
+        f"student.py: {folder} holds work, loss.py: `python -m course.student --force` overwrites "
+        "it, --out FOLDER takes another place\n")
     assert make("--force").returncode == 0
     assert "# my work" not in (folder / "loss.py").read_text()
     assert (folder / "runs" / "mine" / "evals.jsonl").exists()          # never touched
