@@ -21,8 +21,8 @@ def test_the_picture_is_of_the_step_that_most_versions_have_written(tmp_path, ca
 
 
 @pytest.mark.parametrize("log, why", [
-    ("", "has no log of a run"), ('{"step": 3, "decode/clock": 9}\n', "every 10th step"),
-    ('{"step": 3}\n', "none where vLLM generates")])
+    ("", "has no log of a run"), ('{"step": 3, "decode/clock": 9}\n', "every 10th has one"),
+    ('{"step": 3}\n', "none of vLLM's")])
 def test_without_a_recorded_step_it_says_why_and_draws_nothing(log, why, tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text(log)
     with pytest.raises(SystemExit) as end:
