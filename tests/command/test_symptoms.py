@@ -184,3 +184,15 @@ def test_a_reward_that_raises_for_every_answer_is_named_after_the_first_step(tmp
         {"step": 1, "pass_rate": 0.0, "verifier/error_frac": 1.0}) + "\n")
     (told,) = symptoms.told(symptoms.read(tmp_path))
     assert told.startswith("symptom: answers cannot be judged, step 1 (")
+
+
+def test_harder_problems_that_are_only_evaluated_are_no_lag_of_the_held_out_ones(tmp_path):
+    """`eval_tasks = "aime-24"` beside an easy training task: "learned by heart" was told of it."""
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(
+        {"step": step, "pass_rate": 0.8}) + "\n" for step in range(1, 61)))
+    row = {"eval/train/mean@4": 0.8, "eval/aime-24/mean@4": 0.1}
+    for logged, named in (({"held_out": 0.8}, False), ({}, True)):      # {}: a log of before
+        (tmp_path / "evals.jsonl").write_text("".join(json.dumps(
+            {"step": step} | row | logged) + "\n" for step in range(0, 61, 20)))
+        told = "\n".join(symptoms.told(symptoms.read(tmp_path)))
+        assert ("held-out problems lag behind" in told) == named
