@@ -527,10 +527,10 @@ class Run:
         verdicts, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         correct = Counter(r.prompt_id for r, verdict in zip(rollouts, verdicts) if verdict > 0)
         result = mean_at_k(correct, heldout, config.eval_samples)
-        self.evaluated = self.step
-        log_evaluation(self, rollouts, correct, result, metrics, time.perf_counter() - start)
-        # The best model by the training tasks' held-out problems: eval_tasks are for testing.
+        # Of the training tasks' held-out problems, and the best model by it: eval_tasks are tests.
         mean = fmean(result[task] for task in self.problems.curve_tasks)
+        self.evaluated = self.step
+        log_evaluation(self, rollouts, correct, result, mean, metrics, time.perf_counter() - start)
         if mean > self.best:
             self.best = mean
             self.folder.save_model(self.trainer, "checkpoints/best")

@@ -91,10 +91,10 @@ def decoded(rollout):
             "forced": [rollout.sampled.index(False), forced] if forced else []}
 
 
-def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
+def log_evaluation(run, rollouts, correct, mean_at_k, held_out, metrics, seconds):
     """Write an evaluation of scalerl.Run to its log, and show it. rollouts: all samples; correct
-    {problem id: right ones}; mean_at_k {task: pass rate}; metrics: the verifier's. right@k: right
-    samples of each problem, always in one order, for `fit.py --by-problem`."""
+    {problem id: right ones}; mean_at_k {task: pass rate}; held_out: of the training tasks; metrics:
+    the verifier's. right@k: right samples of each problem, in one order, for `--by-problem`."""
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
     for task, mean in mean_at_k.items():
         rates[f"eval/{task}/mean@{k}"] = mean
@@ -106,7 +106,7 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
         "evals.jsonl", {"step": run.step, "version": run.version} | run.compute.log() | rates | {
             "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),
             "eval/mean_length": fmean([len(r.output_ids) for r in rollouts]),
-            "held_out": fmean(mean_at_k[task] for task in run.problems.curve_tasks)}
+            "held_out": held_out}
         # Answers that could not be verified count as wrong, so their share is logged as well.
         | {f"eval/{name}": share for name, share in metrics.items() if name.startswith("verifier/")}
         # Of servers: what they did meanwhile, which is not the next step's.

@@ -27,7 +27,7 @@ Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_sco
              "eval_rewards/*/mean", "*pass_rate*", "Value")     # Value: what TensorBoard exports
 LIKELY = {"--x": "step|flop|hour|time|token|epoch|iter|episode",
           "--y": "reward|score|acc|succ|solve|correct|pass|value|win|^eval/"}
-# Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
+# Spreads, extremes, bad rewards: only taken if --y names them. W&B has __MIN and __MAX.
 SPREAD = re.compile("(?i)(?<![a-z])std(?:dev)?(?![a-z])|bad_reward|[_/](min|max)$")
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",

@@ -75,7 +75,7 @@ def judged(text, gold, question=""):
     if number and len(said) <= MOST_ANSWERS:  # of a sentence the last number, as of a last one
         said = [each for part in said for each in (
             len(part) <= LONGEST_ANSWER and RE.prose.search(part) and not plain_number(part, ratio)
-            and undeclared(part, part, question, number, ratio, False, False)[0] or [part])]
+            and undeclared(part, part, question, number, ratio)[0] or [part])]
     found += said
     listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
     reading = RE.yes_no if wanted in ("yes", "no") else RE.choice if not listed else RE.said
@@ -114,7 +114,7 @@ def formulas_of(question):
     return tuple(part for part in found if not RE.no_formula.search(part))
 
 
-def undeclared(text, marked, question, number, ratio, reading, equation):
+def undeclared(text, marked, question, number, ratio, reading=False, equation=False):
     """([an answer], [it and its unit]): what alone is bold in the last sentence, else the last
     number with the words around it or, where no number is asked for, `last_stretch`; or []."""
     line = text.rpartition("\n")[2][-LONGEST_ANSWER:]

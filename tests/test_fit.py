@@ -526,6 +526,8 @@ def test_a_flat_run_has_an_interval_of_its_ceiling_alone():
         f = fit_curve(C, R, bootstrap=20)
         flat += [f] * bool(f.no_interval)   # of one in 30 a trend is seen, by chance
     assert len(flat) >= 3
+    low, high = np.median([f.ci["A"] for f in flat], 0)
+    assert 0.57 < low < high < 0.63
     for f in flat:
         low, high = f.ci["A"]
         assert 0.5 < low < high <= 1 and np.isnan([*f.ci["B"], *f.ci["C_mid"]]).all()

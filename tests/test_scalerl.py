@@ -479,11 +479,12 @@ def test_an_evaluation_is_the_pass_rate_of_each_task(seed, tmp_path):
         (tmp_path / name).write_text(json.dumps(line) + "\n")
     run = SimpleNamespace(
         config=SimpleNamespace(eval_samples=5, steps=9), step=7,
-        problems=SimpleNamespace(heldout=problems, curve_tasks={"n"}), version=6,
+        problems=SimpleNamespace(heldout=problems), version=6,
         compute=SimpleNamespace(log=lambda: {"compute/flops": 99}),
         sampler=SimpleNamespace(devices=2, log=lambda: {"servers/losses": 4}),
         folder=SimpleNamespace(append=append, path=tmp_path))
-    log_evaluation(run, rollouts, correct, means, {"verifier/error_frac": 0.1, "time/x": 3}, 2.5)
+    log_evaluation(run, rollouts, correct, means, 5 / 15,
+                   {"verifier/error_frac": 0.1, "time/x": 3}, 2.5)
     expected = {"step": 7, "version": 6, "compute/flops": 99, "eval/verifier/error_frac": 0.1,
                 "time/eval_s": 2.5, "servers/losses": 4, "held_out": 5 / 15,
                 "eval/truncated_frac": 3 / 35, "eval/mean_length": 3 + 34 / 2}
