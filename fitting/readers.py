@@ -100,7 +100,8 @@ def log_in(folder):
 
 def read_table(path):
     """The rows of a table with a header, whose cells are separated by , ; or tab."""
-    lines = path.read_text("utf-8-sig", "replace").lstrip("\n").split("\n")   # sig: Excel's mark
+    text = path.read_text("utf-8-sig", "replace").lstrip("\n")  # sig: Excel's mark; next: 0,5;
+    lines = re.sub(r"(?m)((?:^(?=[^,;]*,\d+\"?;)|;)[ \"]*-?\d+),(?=\d)", r"\1.", text).split("\n")
     table = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count), skipinitialspace=True)
     rows, names = list(table), table.fieldnames or ()
     if twice := [name for name in names if name and names.count(name) > 1]:

@@ -30,6 +30,7 @@ from tasks.own_reward import TaskError
 THINK_TAGS = ("<think>", "</think>")
 START_S = 120.0  # for a worker to start and to import what it needs; far more than that takes
 GRACE_S = 5.0  # after its deadline a worker is gone by itself, unless somebody has stopped it
+WRONG = "no answer", "wrong", "several answers"  # by their number, if they are not all right
 Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
@@ -65,15 +66,8 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact or code")
     parts, right = answers.judged(text, answer, question)
     if None not in right or False in right:
-        return verdict(right)
+        return "correct" if right and all(right) else WRONG[min(2, len(right))]
     return kind, answer, tuple(parts), answers.formulas_of(question)
-
-
-def verdict(right):
-    """The reason for a list of answers, each right or not: all must be, however many there are."""
-    if not right:
-        return "no answer"
-    return "correct" if all(right) else "several answers" if any(right) else "wrong"
 
 
 def grade(kind, answer, parts, asked=()):
@@ -82,13 +76,15 @@ def grade(kind, answer, parts, asked=()):
         return sandbox.run_tests(parts[0], sandbox.UnitTests(*json.loads(answer)))
     if kind in own_reward.FUNCTIONS:
         return own_reward.judge(kind, answer, parts[0])
-    gold, *found = map(expression, [answer, *parts])
-    if gold is None or None in found:
-        return "error" if gold is None else "unreadable"
+    if (gold := expression(answer)) is None:
+        return "error"
     asked = [one for one in map(expression, asked) if one is not None]
     if "=" not in answer and answers.plain_number(answer) and any(same(gold, one) for one in asked):
         return "wrong"  # 4^5, too, is no answer to "compute 2^{10}"
-    return verdict([same(gold, one) and is_answer(one, gold, asked) for one in found])
+    for one in map(expression, parts):  # the first wrong one ends it: each costs milliseconds
+        if one is None or not (same(gold, one) and is_answer(one, gold, asked)):
+            return "unreadable" if one is None else WRONG[min(2, len(parts))]
+    return "correct"
 
 
 @functools.lru_cache(maxsize=1024)

@@ -623,6 +623,19 @@ def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
     assert all(0 <= e["eval/toy/mean@2"] <= e["eval/toy/pass@2"] <= 1 for e in evals)
 
 
+def test_docs_metrics_md_names_every_column_of_a_run(reference):
+    """Thirty were missing. `NAME/...` stands for all that begin so, TASK, K and N for what they say;
+    a column by lag is that of all lags."""
+    text = re.sub("```.*?```", "", (ROOT / "docs" / "metrics.md").read_text(), flags=re.S)
+    named = {re.sub("TASK", "toy", re.sub(r"@[KN]$", "@2", name))
+             for name in re.findall("`([^`]+)`", text)}
+    begun = tuple(name[:-3] for name in named if name.endswith("/..."))
+    columns = {re.sub(r"/lag_\d+$", "", column) for name in ("metrics.jsonl", "evals.jsonl")
+               for line in lines(reference, name) for column in line}
+    assert {c for c in columns if not c.startswith(begun)} - named == {
+        "step", "version", "mismatch/fp32_head/mean_abs_dlogp", "mismatch/fp32_head/max_abs_dlogp"}
+
+
 def test_a_sampler_with_weights_of_its_own_gets_the_new_ones_after_each_step(
         micro, tmp_path, monkeypatch):
     """The run above generates with the trainer's own tensors, where no push can be missing. With a
