@@ -154,8 +154,6 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
                 **{"strftime_now": datetime.date(2024, 7, 26).strftime} | (template_options or {})))
         except Exception as error:
             raise ConfigError(f"the model's chat template fails: {error!r:.200}") from None
-        if not ids:
-            raise ConfigError("the model's chat template makes nothing of a problem")
     if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
         ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
     return ids
@@ -196,6 +194,8 @@ def load_problems(config, tokenizer, verifier, kept=None):
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,
             template_options=config.template_options)) for p in problems if p.id not in bad_gold}
+        if len({*prompts.values()}) == 1 < len(prompts):
+            raise ConfigError("the model's chat template leaves the question out of every prompt")
         long = {i: f"problem {i} has a prompt of {len(ids)} tokens, prompt_tokens = "
                 f"{config.prompt_tokens}, and none is cut"
                 for i, ids in prompts.items() if len(ids) > config.prompt_tokens}

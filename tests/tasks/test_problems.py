@@ -250,7 +250,10 @@ class Letters:
     ("{{ raise_exception('no system role') }}", "chat template fails: .*no system role"),
     ("{% for m in messages %}", "template fails"), ("{{ a.b }}", "template fails"),
     ("{{ 1 / 0 }}", "template fails: ZeroDivision"), (5, "template fails"),
-    ("{# nothing #}", "chat template makes nothing of a problem")])
+    ("{# nothing #}", "template leaves the question out of every prompt"),
+    # a template of content in parts, as of models that see
+    ("{% for m in messages %}<|{{ m.role }}|>{% for part in m.content %}{{ part.text }}{% endfor %}"
+     "{% endfor %}", "template leaves the question out of every prompt")])
 def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
     tokenizer = toy.make_tokenizer()
     tokenizer.chat_template = template
