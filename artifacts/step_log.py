@@ -134,7 +134,7 @@ def show_evaluation(folder, steps):
         print(f"evaluation at step {step[-1]}/{steps}:", *told, f"at {compute[-1]:.3g} FLOPs",
               flush=True)
     picture = folder / "curve.png"
-    old = not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S
+    old = not picture.exists() or abs(time.time() - picture.stat().st_mtime) > REDRAW_S
     if old or step[-1] >= steps:
         from fitting.figures import plot_run            # matplotlib: .4 s
         with contextlib.suppress(ValueError, OSError):

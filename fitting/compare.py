@@ -40,8 +40,7 @@ def compare_lines(curves, fits, refits):
                 "same" if same_ceiling([fit.A, fits[base].A]) else "differ")
         yield (f"  A({label}) - A({base}) = {difference('A', fit, fits[base])}: {rule} by the "
                f"paper's {SAME_A}")
-    for label, doubt in doubts.items():
-        yield f"  A({label}) is not determined: {doubt}"
+    yield from (f"  A({label}) is not determined: {doubt}" for label, doubt in doubts.items())
     if doubts or not same_ceiling(A):
         yield f"B is not compared: {'a ceiling is not determined' if doubts else 'ceilings differ'}"
         return

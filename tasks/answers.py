@@ -51,7 +51,8 @@ def judged(text, gold, question=""):
                     word(found[0][0]) == pair[0] or not RE.choice.fullmatch(found[0][0])):
                 return found
     marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
-        lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip())
+        lambda found: ("\1{}\2" if found[2] else "{}").format(found[3].strip("*_`")),
+        text[-LONGEST_TEXT:])).strip())
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     text = RE.explained.sub("<answer>", text) if plain_number(gold) else text
@@ -184,7 +185,7 @@ def bare(part, ratio=False):
         lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
     part = RE.fraction.sub(r" \1\5\3\7\2\4/\6\8 ", RE.text.sub(r" \1 ", clean(part)))
     part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|[()]", " ", part)
-    part = re.sub(r"\s*(?:/|(?<=[A-Za-z])\\cdot)\s*(?=[A-Za-z])", "/", part)  # mg / mL
+    part = re.sub(r"\s*(?:/|(?<=[A-Za-z])\s*\\cdot)\s*(?=[A-Za-z])", "/", part)  # mg / mL
     part = re.sub("(?<=[0-9]):(?=[0-9])", "/", part) if ratio else part
     return re.sub("- ?-|- (?=-)", "", part).replace("- ", "-").strip().rstrip(" .")
 
@@ -236,7 +237,7 @@ def other_unit(part, gold, question):
     found, wanted, question = unit_of(part), unit_of(gold), question.lower().strip()
     if wanted or not found:
         return found not in ([], wanted)
-    asked = [phrase.replace(" per ", " ").split() for phrase in RE.asked_unit.findall(question)]
+    asked = [re.split(" per |[ /]", phrase) for phrase in RE.asked_unit.findall(question)]
     asked = {tuple(sorted(map(UNITS.get, words))) for words in asked if UNITS.keys() >= {*words}}
     if len(asked) != 1:
         return False
@@ -272,7 +273,7 @@ def same_text(part, gold, question=""):
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or RE.words.fullmatch(gold)):
-        part = re.sub(r"^\(([a-j])\)\W*$", lambda one: one[1].upper(), part)
+        part = re.sub(r"^\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, wanted.partition("_")[0])
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))

@@ -649,7 +649,7 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 10, 0), ("sixth", 3, 1), ("seventh", 1, 0),
-    ("eighth", 16, 2)])
+    ("eighth", 16, 2), ("ninth", 5, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -672,6 +672,30 @@ def test_what_would_take_seconds_to_compute_is_wrong_at_once(answer, gold, reaso
     """Each held a worker for its whole deadline. Where the gold answer is so, it may be right."""
     found = room.read(rf"\boxed{{{answer}}}", gold, "math")
     assert found == "wrong" if reason == "wrong" else room.grade(*found) == reason
+
+
+@pytest.mark.parametrize(("text", "gold", "right"), [
+    ("So the 13th term is **_233_**.", "233", True), (r"\boxed{\large 81}", "81", True),
+    (r"Answer: $\dfrac{7!}{2!}$", "2520", True), (r"\boxed{-\mathbf{i}}", "-i", True),
+    (r"$$x=-2\quad\text{or}\quad x=\tfrac12.$$", r"\frac{1}{2}, -2", True),
+    (r"\boxed{\left[\begin{smallmatrix}6\\-9\end{smallmatrix}\right]}", "(6, -9)", True),
+    (r"\boxed{9.8\text{ m}\cdot\text{s}^{-2}}", "9.8", True), ("Final answer: (b) 2x", "B", True),
+    (r"The result is $7\text{,}200\text{,}000$ milliseconds.", "7200000", True),
+    (r"\boxed{{290861433 \choose 72810090}}", "12", False),
+    (r"\boxed{" + "(" * 40 + "}", "x", False)])
+def test_what_the_ninth_set_showed(text, gold, right):
+    assert (verify(text, gold)[0] > 0) == right
+
+
+def test_a_speed_in_another_unit_than_the_question_asks_for_is_wrong():
+    question = "A car travels 180 km in 3 hours. What is its average speed in km/h?"
+    assert verify("The speed is 60 m/s.", "60", question=question)[0] < 0
+    assert verify("The speed is 60 km/h.", "60", question=question)[0] > 0
+
+
+def test_a_list_much_longer_than_the_gold_one_needs_no_algebra():
+    assert room.read(r"\boxed{" + ", ".join(["(3,4)", "-1"] * 9) + "}", "(3,4)", "math") == "wrong"
+    assert verify(r"\boxed{1,2,3,4,5,6}", "1,2,3,4,5,6")[0] > 0
 
 
 @pytest.mark.parametrize(("text", "gold", "right"), [
