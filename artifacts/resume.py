@@ -5,7 +5,6 @@ between two steps. The engines on vLLM have state() and load_state() of their ow
 import contextlib
 import hashlib
 import json
-from collections import deque
 from dataclasses import asdict
 
 import torch
@@ -70,7 +69,7 @@ def load_sampler_state(sampler, state):
     if hasattr(sampler, "load_state"):
         return sampler.load_state(state)
     vars(sampler).update({name: state[name] for name in GENERATION})
-    sampler.waiting = deque(state["waiting"])
+    sampler.waiting.extend(state["waiting"])
     for name, column in vars(sampler.rows).items():
         column[: len(sampler.running)] = state["rows"][name]
     sampler.cache.load_state(state["cache"])

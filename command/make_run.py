@@ -1,6 +1,5 @@
 """make_run.py: from the settings to a `scalerl.Run` with all of its parts."""
 import functools
-import math
 import sys
 from pathlib import Path
 
@@ -40,11 +39,11 @@ def make_samplers(config, trainer, prompt_tokens):
                   eos_ids=load.end_ids(config, trainer.tokenizer, trainer.model))
     if config.vllm_url:
         return server_samplers(config, trainer, rule, positions, shared)
-    slots, left = config.slots, math.inf
+    slots = config.slots
     if trainer.device == "cuda":                    # a CPU's memory is not looked at
         left = Estimate(config, trainer.model, output, length, trainer.dtype, device_here(True),
                         alone=True).sequences_left(torch.cuda.mem_get_info()[0])
-    slots = min(slots, left if config.engine == "vllm" else max(0, left - slots))
+        slots = min(slots, left if config.engine == "vllm" else max(0, left - slots))
     together = max(config.samples_per_prompt, config.eval_samples)
     if slots < together:
         raise ConfigError(

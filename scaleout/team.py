@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import os
 import signal
-import sys
 import time
 from functools import partial
 
@@ -166,7 +165,7 @@ class Ranks(Alone):
     def lead(self, trainer):
         """Rank 0 gets a trainer that stands for all of them. The others serve until the end."""
         if self.rank:
-            sys.exit(self.serve(trainer))
+            raise SystemExit(self.serve(trainer))
         return SharedTrainer(trainer, self)
 
     def call(self, name=None, *arguments):

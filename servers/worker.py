@@ -1,7 +1,6 @@
 """worker.py: what the workers of a vLLM server load, to receive weights on a CPU: a weight transfer
 backend "http". They come inside the requests (`Server.receive`)."""
 import base64
-import math
 import multiprocessing
 import os
 import signal
@@ -30,7 +29,7 @@ class HttpEngine(WeightTransferEngine):
     def receive_weights(self, info):
         """One bucket: tensors of one type, as `packed` of server.py packs them."""
         dtype = getattr(torch, info.dtype_names[0])
-        sizes = [math.prod(shape) * dtype.itemsize for shape in info.shapes]
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape in info.shapes]
         data = torch.frombuffer(bytearray(base64.b64decode(info.data)), dtype=torch.uint8)
         for name, shape, part in zip(info.names, info.shapes, data.split(sizes)):
             self.received.append((name, part.view(dtype).view(shape)))

@@ -5,7 +5,6 @@ import contextlib
 import datetime
 import hashlib
 import json
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -113,7 +112,7 @@ def check_gold(problems, verifier, kept=None):
     items = [(rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer, p.answer, p.kind)
              for p in judged]
     known, reasons = {}, []  # {hash of 500 items: their reasons}
-    with contextlib.suppress(OSError), open(kept or os.devnull) as file:
+    with contextlib.suppress(OSError), open(kept or "") as file:
         for line in file:
             with contextlib.suppress(ValueError):  # empty, or cut off by a kill
                 known |= json.loads(line)
