@@ -110,12 +110,9 @@ def deal(batches, costs, size):
     """[each rank's (micro-batch, share) pairs]: equally many, because the ranks meet in each one.
     batches: lists of sample indices, costs: their tokens. A round takes as long as its largest,
     hence the order. Share 0.0: nothing was left for a rank, it repeats the cheapest for nothing."""
-    order = sorted(range(len(batches)), key=lambda i: -costs[i])
-    ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
-    for mine in ranks:
-        if len(mine) < len(ranks[0]):
-            mine.append((batches[order[-1]], 0.0))
-    return ranks
+    dealt = [(batch, 1.0) for _, batch in sorted(zip(costs, batches), key=lambda each: -each[0])]
+    dealt += [(dealt[-1][0], 0.0)] * (-len(dealt) % size)
+    return [dealt[rank::size] for rank in range(size)]
 
 
 class Ranks(Alone):
