@@ -138,16 +138,14 @@ class Server:
         self.set_state("stale")
         self.paused = self.connection
         await self.post("/pause?mode=keep&clear_cache=false", limit_s=LOOK_S)
-        left_open = self.version is None
-        try:
+        with contextlib.suppress(ServerFailed):     # a trainer that was killed has left one open
             await self.post("/start_weight_update")
-        except ServerFailed:            # a trainer that was killed has left one open
-            left_open = True
+            if self.version is not None:
+                return
         # Or layers, half loaded, of a push that failed on the server: vLLM 0.32 would add the next
         # push to them. The end of an update loads nothing, or what will be replaced.
-        if left_open:
-            await self.post("/finish_weight_update")
-            await self.post("/start_weight_update")
+        await self.post("/finish_weight_update")
+        await self.post("/start_weight_update")
 
     def check_paused(self):
         """A server that was lost amid a push, perhaps for a request, and is connected again has
