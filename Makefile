@@ -28,8 +28,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
-# runs/demo (seed, mix), which goes on if seed 0 was stopped; another folder for every further run: none
-# is ever overwritten.
+# runs/demo (mix), which goes on if seed 0 was stopped; another folder for every further run: none is
+# ever overwritten.
 NOW    := $(shell date +%Y%m%d-%H%M%S)
 SEED   ?= 0
 demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo$(if $(filter 0,$(SEED)),/done)),-$(NOW)))

@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import filecmp
 import itertools
 import json
 import os
@@ -143,7 +144,7 @@ class RunFolder:
         except (FloatingPointError, ValueError) as error:
             path = self.path / "bad_step.jsonl"
             path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
-            raise RuntimeError(f"step {run.step + 1} stopped: {error}; its samples are in {path}"
+            raise RuntimeError(f"{error}; the samples of step {run.step + 1} are in {path}"
                                ) from None
 
     def rewind(self):
@@ -175,8 +176,12 @@ class RunFolder:
         if state and state["step"] > self.config.steps:
             raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
                               f"{state['step']} already; give a larger number")
-        for name, size in self.log_sizes().items():
-            os.truncate(self.path / name, min(size, state["logs"].get(name, 0) if state else 0))
+        for name in self.log_sizes():
+            path, size = self.path / name, state["logs"].get(name, 0) if state else 0
+            whole = path.read_bytes()[:size].rfind(b"\n") + 1
+            os.truncate(path, whole)
+            if whole < size:                        # a power cut, an editor
+                print(f"warning: {path} has lost its last lines", file=sys.stderr)
         return folder, state
 
     def restore(self, run):
@@ -188,6 +193,9 @@ class RunFolder:
         if state.get("problems", now := problems_hash(run)) != now:
             raise ConfigError(f"task = {self.config.task!r}: problems or answers of {self.path} "
                               "have changed; bring them back, or choose another --name")
+        for copy in (own := self.path / "source" / "own").rglob("*.py"):
+            if (now := Path("/", copy.relative_to(own))).exists() and not filecmp.cmp(copy, now):
+                print(f"warning: {now} has changed since this run began", file=sys.stderr)
         run.trainer.load(folder)
         load_state(run, state)
         self.saved = progress(run)

@@ -65,6 +65,7 @@ def parse(argv):
     saved = Path("runs") / config.name / "config.toml"
     if saved.exists() and not (flags.fresh or flags.serve_only):
         before, values = (dataclasses.asdict(c) for c in (make_config(read_toml(saved)), config))
+        before["name"] = config.name            # of a copied folder
         # "auto" was settled when the run began.
         values = before | {name: value for name, value in values.items()
                            if value != "auto" or name in PLACE}
@@ -73,8 +74,8 @@ def parse(argv):
                  if value != before[name] and name not in PLACE]
         if other:
             refuse(f"{', '.join(other)}: {saved.parent} exists with other settings; repeat its own "
-                   f"command (--config {saved} has them), or choose another --name; --fresh starts "
-                   "over")
+                   f"command (--config {saved} --name {config.name}), or choose another --name; "
+                   "--fresh starts over")
     return config, flags
 
 

@@ -63,7 +63,8 @@ def read_plan(folder):
     """The fields of plan.md, and the hash that its runs are named by. Raises BadInput."""
     path = folder / "plan.md"
     if not path.exists():
-        raise BadInput(f"{path} is missing: course/8_experiment.md shows one")
+        page = "11_ablation" if folder.name == "ablation" else "8_experiment"
+        raise BadInput(f"{path} is missing: course/{page}.md shows one")
     text = read_text(path)
     plan = {name: value.strip() for name, value in re.findall(r"^(\w+):(.*\S)", text, re.M)}
     if missing := [name for name in FIELDS if name not in plan]:

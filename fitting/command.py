@@ -139,6 +139,8 @@ def arguments(argv):
         for value in np.ravel(getattr(args, name)):
             if value is not None and not low <= value < np.inf:
                 raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
+    if (args.target or 0) > 1:
+        raise BadInput(f"--target is a pass rate in [0, 1], got {args.target:g}")
     args.plan = args.apart / APART if args.apart else args.plan
     return args
 

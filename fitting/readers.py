@@ -101,9 +101,7 @@ def log_in(folder):
 def read_table(path):
     """The rows of a table with a header, whose cells are separated by , ; or tab."""
     lines = path.read_text("utf-8-sig", "replace").lstrip("\n").split("\n")   # sig: Excel's mark
-    sign = max(",;\t", key=lines[0].count)
-    lines = [line.replace(",", ".") for line in lines] if sign == ";" else lines    # 0,5 is a half
-    table = csv.DictReader(lines, delimiter=sign, skipinitialspace=True)
+    table = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count), skipinitialspace=True)
     rows, names = list(table), table.fieldnames or ()
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise BadInput(f"{path} has several columns {twice[0]}: give them names of their own")

@@ -29,10 +29,9 @@ class HttpEngine(WeightTransferEngine):
     def receive_weights(self, info):
         """One bucket: tensors of one type, as `packed` of server.py packs them."""
         dtype = getattr(torch, info.dtype_names[0])
-        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape in info.shapes]
-        data = torch.frombuffer(bytearray(base64.b64decode(info.data)), dtype=torch.uint8)
-        for name, shape, part in zip(info.names, info.shapes, data.split(sizes)):
-            self.received.append((name, part.view(dtype).view(shape)))
+        data = torch.frombuffer(bytearray(base64.b64decode(info.data)), dtype=dtype)
+        parts = data.split([torch.Size(shape).numel() for shape in info.shapes])
+        self.received += zip(info.names, map(torch.Tensor.view, parts, info.shapes))
 
     def finish_weight_update(self):
         weights, self.received = self.received, []

@@ -98,8 +98,8 @@ def split_pool(name, pool, heldout, unread):
     is held out, lowest hashes first: whatever the seed, a question is on the same side."""
     if heldout >= len(pool):
         cause = f"; {len(unread)} records cannot, the first: {unread[0]}" if unread else ""
-        raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "
-                        f"distinct problems that can be used{cause}")
+        raise TaskError(f"heldout_prompts = {heldout} leaves nothing to train on: {name!r} has "
+                        f"{len(pool)} distinct problems that can be used{cause}")
     ranked = sorted(pool, key=lambda p: (p.level, p.id))
     order = dealt([[*level] for _, level in groupby(ranked, key=lambda p: p.level)])
     return order[heldout:], order[:heldout]

@@ -160,7 +160,7 @@ def read_records(name, options):
         if ending == ".csv":
             csv.field_size_limit(2**31 - 1)  # unit tests may be longer than 128 KiB
             with open(name, encoding="utf-8-sig", newline="") as file:  # byte-order mark or not
-                table = csv.DictReader(file)
+                table = csv.DictReader(file, strict=True)  # a quote left open is an error
                 for field in filter(None, table.fieldnames or ()):
                     if table.fieldnames.count(field) > 1:
                         raise TaskError(f"its first line has the column {field!r} twice")

@@ -75,9 +75,13 @@ def test_a_run_goes_on_under_its_own_settings_and_for_as_many_steps_as_asked(tmp
     own = ["--config", "runs/r/config.toml"]
     assert parse([*own, "--steps", "23"])[0] == dataclasses.replace(before, steps=23)
     assert parse([*own, "--loss", "grpo"])[0] == before
+    (tmp_path / "runs" / "r").rename(tmp_path / "runs" / "s")       # copied, or set aside
+    copied = parse(["--config", "runs/s/config.toml", "--name", "s", "--steps", "23"])[0]
+    assert copied == dataclasses.replace(before, name="s", steps=23)
+    (tmp_path / "runs" / "s").rename(tmp_path / "runs" / "r")
     assert refusal([*own, "--loss", "cispo"]) == (
         "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings; repeat its own command"
-        " (--config runs/r/config.toml has them), or choose another --name; --fresh starts over")
+        " (--config runs/r/config.toml --name r), or choose another --name; --fresh starts over")
     assert set(FIELDS) > PLACE
     assert not PLACE & {"seed", "task", "slots", "off_policy", "engine", "dtype"}
 

@@ -239,7 +239,7 @@ def test_an_error_of_the_loss_ends_the_run_as_a_number_that_is_not_finite_does(b
     def update(*_):
         raise ValueError("reward of prompt 0, sample 1 is inf: it must be finite")
     run.trainer.update = update
-    with pytest.raises(RuntimeError, match="^step 1 stopped: reward of prompt 0, sample 1 is inf"):
+    with pytest.raises(RuntimeError, match="^reward of prompt 0, sample 1 is inf"):
         train_on(run, [Group(0, "p0", 0, 2, [sample(0), sample(0)])])
     assert len(lines(tmp_path, "bad_step.jsonl")) == 2
 
@@ -313,8 +313,8 @@ def test_a_number_that_is_not_finite_names_the_step_and_the_file_of_its_samples(
     def step(*_):
         raise FloatingPointError("version 0: gradient norm nan")
     run.trainer.update = step
-    with pytest.raises(RuntimeError, match="^step 1 stopped: version 0: gradient norm nan; its "
-                                           f"samples are in {tmp_path}/bad_step.jsonl$"):
+    with pytest.raises(RuntimeError, match="^version 0: gradient norm nan; the "
+                                           f"samples of step 1 are in {tmp_path}/bad_step.jsonl$"):
         train_on(run, [Group(0, "p0", 0, 2, [sample(0), sample(0)])])
     assert len(lines(tmp_path, "bad_step.jsonl")) == 2
 
@@ -624,8 +624,8 @@ def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
 
 
 def test_docs_metrics_md_names_every_column_of_a_run(reference):
-    """Thirty were missing. `NAME/...` stands for all that begin so, TASK, K and N for what they say;
-    a column by lag is that of all lags."""
+    """Thirty were missing. `NAME/...` stands for all that begin so, TASK, K and N for what they
+    say; a column by lag is that of all lags."""
     text = re.sub("```.*?```", "", (ROOT / "docs" / "metrics.md").read_text(), flags=re.S)
     named = {re.sub("TASK", "toy", re.sub(r"@[KN]$", "@2", name))
              for name in re.findall("`([^`]+)`", text)}
@@ -836,8 +836,9 @@ def test_a_number_that_is_not_finite_stops_the_run_and_leaves_the_samples(micro,
     monkeypatch.setattr(scalerl, "self_test", lambda run: {})
     assert train(tmp_path, arguments(micro, name="n", heldout_prompts=2), monkeypatch) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.match(r"scalerl.py: step (\d): step \1 stopped: version 0: behavior_logprobs", error)
-    assert "; its samples are in runs/n/bad_step.jsonl; the same command goes on from" in error
+    assert re.match(r"scalerl.py: step \d: version 0: behavior_logprobs", error)
+    assert re.search(r"; the samples of step \d are in runs/n/bad_step.jsonl; the same command goes"
+                     " on from", error)
     assert lines(tmp_path / "runs" / "n", "bad_step.jsonl")[0]["behavior_logprobs"][0] == -math.inf
 
 
@@ -1039,6 +1040,21 @@ def test_a_run_that_has_lost_its_settings_is_not_begun_again_into_its_logs(micro
     assert train(tmp_path, arguments(micro, name="r", steps=2, seed=9), monkeypatch) == 2
     assert "runs/r has logs and no config.toml: choose another --name" in capsys.readouterr().err
     assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_says_that_the_file_of_its_own_reward_has_changed(micro, tmp_path, monkeypatch,
+                                                                capsys):
+    """Its curve is of two rewards then; but a mended bug should not cost the run."""
+    own = tmp_path / "mine.py"
+    own.write_text("problems = [{'question': f'{n}+1'} for n in range(30)]\n"
+                   "def reward(problem, answer_text):\n    return 1\n")
+    words = arguments(micro, name="r", task=own, task_options="{}", steps=2)
+    assert train(tmp_path, words, monkeypatch) == 0
+    assert train(tmp_path, [*words, "--steps", 3], monkeypatch) == 0
+    assert "has changed" not in capsys.readouterr().err
+    own.write_text(own.read_text().replace("return 1", "return -1"))
+    assert train(tmp_path, [*words, "--steps", 4], monkeypatch) == 0
+    assert f"warning: {own} has changed since this run began" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):

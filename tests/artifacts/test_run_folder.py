@@ -349,14 +349,18 @@ def test_without_a_checkpoint_a_run_begins_again(make):
     folder.close()
 
 
-def test_a_log_that_a_power_cut_has_shortened_is_left_as_it_is(make):
+@pytest.mark.parametrize("left", ['{"step": 0}\n', '{"step": 0}\n{"st', '{"step": 0}\n{"step": 1}'])
+def test_a_log_that_a_power_cut_has_shortened_keeps_its_whole_lines(left, make, capsys):
+    """And the run says so. The next line was glued to half a one, which nobody can read."""
     folder = make()
     logged(folder, range(3))
     save(folder, 2)
-    (folder.path / "metrics.jsonl").write_text('{"step": 0}\n')
+    (folder.path / "metrics.jsonl").write_text(left)
     folder = again(folder)
     folder.rewind()
-    assert read(folder) == [{"step": 0}]
+    folder.append("metrics.jsonl", {"step": 3})
+    assert read(folder) == [{"step": 0}, {"step": 3}]
+    assert "warning: runs/r/metrics.jsonl has lost its last lines" in capsys.readouterr().err
     folder.close()
 
 

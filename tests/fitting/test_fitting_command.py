@@ -65,6 +65,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["--apart", "0"], "--apart takes a number of at least 0.0001, got 0"),
     (["run", "--predict", "1", "nan"], "--predict takes a number of at least 0, got nan"),
     (["run", "--target", "nan"], "--target takes a number of at least 0, got nan"),
+    (["run", "--target", "70"], "--target is a pass rate in [0, 1], got 70"),
     (["run", "--answers", "-4"], "--answers takes a number of at least 1, got -4"),
     (["run", "--bootstrap", "-5"], "--bootstrap takes a number of at least 0, got -5"),
     (["void.jsonl"], "no numbers yet"),

@@ -694,8 +694,22 @@ def test_a_speed_in_another_unit_than_the_question_asks_for_is_wrong():
 
 
 def test_a_list_much_longer_than_the_gold_one_needs_no_algebra():
-    assert room.read(r"\boxed{" + ", ".join(["(3,4)", "-1"] * 9) + "}", "(3,4)", "math") == "wrong"
+    assert room.read(r"\boxed{" + ", ".join(["(3,4)", "-1"] * 20) + "}", "(3,4)", "math") == "wrong"
     assert verify(r"\boxed{1,2,3,4,5,6}", "1,2,3,4,5,6")[0] > 0
+
+
+@pytest.mark.parametrize(("answer", "gold"), [
+    ("1,152,921,504,606,846,976", "2^{60}"), ("2,432,902,008,176,640,000", "20!"),
+    ("A, B, C, D, E, F", "ABCDEF"), ("1, 2, 3, 4, 5, 6", "1; 2; 3; 4; 5; 6"),
+    ("(1,2,3,4,5,6)", r"\begin{pmatrix}1\\2\\3\\4\\5\\6\end{pmatrix}")])
+def test_commas_that_the_gold_answer_has_not_may_be_right(answer, gold):
+    """Thousands' marks; a list with other signs."""
+    assert verify(rf"\boxed{{{answer}}}", gold)[0] > 0
+
+
+def test_a_number_of_more_digits_than_python_reads_is_no_plain_number():
+    """A gold answer of 20,000 digits ended the run with a traceback."""
+    assert verify(r"\boxed{12}", "9" * 20_000)[0] < 0
 
 
 @pytest.mark.parametrize(("text", "gold", "right"), [

@@ -468,6 +468,8 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
     ("a.jsonl", '{"question": "Wie groß?", "answer": "5"}'.encode("latin-1"),
      "can't decode byte 0xdf in position 21: invalid continuation byte"),
     ("a.csv", "question,answer\na,7".encode("utf-16"), "'utf-8' codec can't decode"),
+    ("a.csv", b'question,answer\na,7\n"b,8\nc,9\n', "cannot be read: unexpected end of data"),
+    ("a.csv", b'question,answer\na,7\n"b,8\nc,9\n"d,5\n', "cannot be read: ',' expected after"),
     ("a.csv", b"question,answer,answer\na,7,8\n",
      "cannot be read: its first line has the column 'answer' twice"),
 ])
