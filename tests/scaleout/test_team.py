@@ -517,8 +517,8 @@ def test_what_fails_on_one_rank_ends_all_and_the_one_that_knows_why_ends_first(
         rows = [json.loads(line) for line in (tmp_path / "bad_step.jsonl").open()]
         assert list(found) == [0, 1]            # a launcher would have ended rank 0 too early
         assert len(rows) == 15 and math.isinf(rows[3]["behavior_logprobs"][0])
-        assert found[0].startswith("step 8 stopped: version 5: behavior")
-        assert f"its samples are in {tmp_path}/bad_step.jsonl" in found[0]
+        assert found[0].startswith("version 5: behavior")
+        assert f"the samples of step 8 are in {tmp_path}/bad_step.jsonl" in found[0]
     if how == "apart":
         assert not list(tmp_path.rglob("step_*"))
         return
