@@ -29,7 +29,7 @@ SAME_A = 0.02             # closer ceilings are the same (A of the paper's three
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
 B_RANGE = 0.1, 20         # where B is looked for; published B's lie in 1.09-4.55
-FEW = 6                   # with fewer evaluations nothing can be said about a rise
+FEW = 6                   # with fewer evaluations nothing is said of a fall, nor during a run
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
@@ -346,8 +346,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
     answers     problems times samples of an evaluation; their binomial error is its least noise
     bootstrap   replicates for the intervals; 0: none
-    A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
-                1, means that the data do not determine it
+    A_range     (low, high), by default (R0, 1), (0, 1) if R0 is fitted; equal numbers fix A; a
+                fitted ceiling of 1 means that the data do not determine it
     C_mid_nodes grid method: ascending; by default 400, first C / 10 (power: 1e5) to 2 * last C
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)

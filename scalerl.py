@@ -89,7 +89,7 @@ class Curriculum:
         return samples > 0 and correct / samples >= self.retire_at
 
     def record(self, prompt, correct, samples):
-        """Add the result of a group: `correct` of its `samples` earned +1."""
+        """Add the result of a group: `correct` of its `samples` were right."""
         old = self.history.get(prompt, (0, 0))
         self.history[prompt] = [old[0] + correct, old[1] + samples]
 

@@ -130,9 +130,10 @@ def show_evaluation(folder, steps):
         gain = f"({now - before[-1]:+.3f}) " if before else ""
         told.append(f"{name[5:].rpartition('/')[0]} {now:.3f} {gain}"
                     f"{forecast.forecast_line(compute, rates, end)}".strip())
+    bad = rows[-1].get("eval/verifier/error_frac", 0)
     with tqdm.external_write_mode():
         print(f"evaluation at step {step[-1]}/{steps}:", *told, f"at {compute[-1]:.3g} FLOPs",
-              flush=True)
+              *[f"({bad:.0%} of the answers could not be judged)"] * (bad > .02), flush=True)
     picture = folder / "curve.png"
     old = not picture.exists() or abs(time.time() - picture.stat().st_mtime) > REDRAW_S
     if old or step[-1] >= steps:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import fit as law
-from fit import LAST, LAWS, THETA, BadInput, compute_needed, fit_curve, held_out, interval
+from fit import LAST, LAWS, RIVAL, THETA, BadInput, compute_needed, fit_curve, held_out, interval
 from fitting.compare import compare_lines
 from fitting.figures import FORMS, plot_run, span, with_interval
 from fitting.forecast import judge, verdict_line, with_ends
@@ -42,11 +42,12 @@ def fit_table(fits):
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
 
 
-def rival_line(label, fit):
-    """The other laws' ceilings, and whether they fit better."""
+def rival_line(label, fit, why):
+    """The other laws' ceilings, if asked for, or if one fits better."""
     (law, rival), (_, constant) = fit.rivals.items()
-    return (f"rivals of {label}: {law}, ceiling {rival['A']:.3f}, AIC {rival['delta_aic']:+.1f}; "
-            f"a constant, AIC {constant['delta_aic']:+.1f} (below 0: fits better)")
+    if why or min(rival["delta_aic"], constant["delta_aic"]) < -RIVAL:
+        yield (f"rivals of {label}: {law}, ceiling {rival['A']:.3f}, AIC {rival['delta_aic']:+.1f};"
+               f" a constant, AIC {constant['delta_aic']:+.1f} (below 0: fits better)")
 
 
 def held_out_lines(told):
@@ -180,7 +181,8 @@ def report(args):
         warnings += doubts
     if several:
         print(*compare_lines(curves, {c.label: fits[c.label] for c in curves}, refits), sep="\n")
-    why = [*(rival_line(*each) for each in fits.items()), *warnings] if args.why else [
+    why = [line for each in fits.items() for line in rival_line(*each, args.why)]
+    why += warnings if args.why else [
         f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] * bool(warnings)
     print(*fit_table(fits), *why, sep="\n")
     if args.out != "none" and not several:

@@ -4,6 +4,8 @@ import numpy as np
 from fit import RIVAL, SAME_A, THETA, interval
 from fitting.figures import FORMS, span, with_interval
 
+NEAR = SAME_A + 1e-9        # .61 - .59 is above .02 in floating point
+
 
 def difference(name, a, b):
     """a - b in parameter `name` ("A", "B") with its interval, as text; either may have no draws.
@@ -11,11 +13,6 @@ def difference(name, a, b):
     ours, theirs = (fit.pool[0].draws[:, THETA.index(name)] for fit in (a, b))
     ends, form = interval(ours[:len(theirs)] - theirs[:len(ours)]), f"+{FORMS[name]}"
     return f"{getattr(a, name) - getattr(b, name):{form}} {span(*ends, form)}"
-
-
-def same_ceiling(A):
-    """The paper's rule for ceilings A (k,). .61 - .59 is above .02 in floating point: 1e-9."""
-    return bool(np.ptp(A) <= SAME_A + 1e-9)
 
 
 def ceiling_doubt(fit):
@@ -37,11 +34,11 @@ def compare_lines(curves, fits, refits):
     yield f"ceilings, {A.mean():.3f} in the mean:"
     for label, fit in list(fits.items())[1:]:
         rule = ("undetermined" if {label, base} & doubts.keys() else
-                "same" if same_ceiling([fit.A, fits[base].A]) else "differ")
+                "same" if abs(fit.A - fits[base].A) <= NEAR else "differ")
         yield (f"  A({label}) - A({base}) = {difference('A', fit, fits[base])}: {rule} by the "
                f"paper's {SAME_A}")
     yield from (f"  A({label}) is not determined: {doubt}" for label, doubt in doubts.items())
-    if doubts or not same_ceiling(A):
+    if doubts or np.ptp(A) > NEAR:
         yield f"B is not compared: {'a ceiling is not determined' if doubts else 'ceilings differ'}"
         return
     yield f"steepness at the shared ceiling {A.mean():.3f}:"

@@ -46,8 +46,8 @@ def problems_of(path):
                         f"{' '.join(str(error).split())}{where}") from error
     names = [function for function in FUNCTIONS if callable(offered.get(function))]
     if len(names) != 1 or not problems:
-        raise TaskError(f"{name!r} must define problems, and has {len(problems)}, and one function "
-                        f"of {' and '.join(FUNCTIONS)}, and has {names}")
+        raise TaskError(f"{name!r} must define problems (it has {len(problems)}) and one function "
+                        f"of {', '.join(FUNCTIONS)} (it has {', '.join(names) or 'none'})")
     for number, problem in enumerate(problems, start=1):
         with contextlib.suppress(AttributeError, SyntaxError, ValueError):
             if question(problem).strip() and ast.literal_eval(repr(problem)) == problem:

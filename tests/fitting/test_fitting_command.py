@@ -36,6 +36,16 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
                 f"{rival['delta_aic']:+.1f}; a constant") in told
 
 
+def test_a_rival_that_fits_better_is_told_without_why(tmp_path, capsys):
+    """The demo's ceiling had an interval without the better law's in it, and only --why said so."""
+    C = np.linspace(0, 1000, 25)
+    sharp = 0.3 + 0.5 * -np.expm1(-(C / 400) ** 3)          # the stretched law itself
+    for R, told in ((sharp, True), (made(n=25)[1], False)):
+        run = write_run(tmp_path / f"run-{told}", C if told else made(n=25)[0], R)
+        assert main([str(run), "--bootstrap", "20", "--out", "none"]) == 0
+        assert ("rivals of run-True: stretched, ceiling 0.8" in capsys.readouterr().out) == told
+
+
 @pytest.mark.parametrize("words,sentence", [
     (["nowhere"], "No such file or directory: 'nowhere'"),
     (["a="], "NAME=PATH"),
