@@ -107,6 +107,7 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/test_fit.py \
 	tests/test_config.py
 check: $(VENV)/test
+	$(if $(filter-out 8 11 $(patsubst course/checks/test_%.py,%,$(wildcard course/checks/test_*.py)),$(EX)),$(error EX=$(EX): one exercise, 1 to 12))
 	$(PY) -m $(if $(filter 8 11,$(EX)),course.experiment $(if $(filter 8,$(EX)),experiment,ablation),pytest \
 		-q $(if $(EX),--tb=short -o faulthandler_timeout=120 course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
 
@@ -192,6 +193,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/torch: | $(PY)
+	@echo "Installing into $(VENV), once: some minutes; 5 GB on disk with torch's CUDA build."
 	$(PIP) "$(TORCH)"
 	touch $@
 

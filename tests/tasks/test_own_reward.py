@@ -237,7 +237,7 @@ BAD_FILES = {
     "its problems raise": (f"def problems(): return open('/no/data')\n{REWARD}",
                            "FileNotFoundError.*line 1$"),
     "no reward": (PROBLEM, "must define .*one function of reward, reward_func .it has none"),
-    "a reward that is none": (PROBLEM + "reward = 1.0", "must define .*function of reward.*has none"),
+    "a reward that is none": (PROBLEM + "reward = 1.0", "must define .*function of .*has none"),
     "both": (f"{PROBLEM}{REWARD}reward_func = reward", "has reward, reward_func."),
     "no problems": (REWARD, "must define problems"),
     "an empty list": ("problems = []\n" + REWARD, "must define problems"),
