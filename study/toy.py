@@ -231,7 +231,7 @@ def make(args):
     for stage, steps, lr, noise in (("without errors", args.clean_steps, LR, 0.0),
                                     ("with errors", args.steps, args.lr, noise)):
         if steps:
-            print(f"{stage}: {steps} steps of {BATCH} texts (50 s for all on two idle cores)",
+            print(f"{stage}: {steps} steps of {BATCH} texts: a minute at most on two idle cores",
                   flush=True)
             pairs = make_pairs(tokenizer, train, steps * BATCH, noise=noise,
                                cut_share=args.cut_share, seed=args.seed)
