@@ -28,12 +28,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
-# runs/demo (mix), which goes on if seed 0 was stopped; another folder for every further run: none is
-# ever overwritten.
+# runs/demo, with another seed runs/demo-seed3 (mix), goes on if it was stopped; a finished one stays as
+# it is, and the next run gets a folder of its own.
 NOW    := $(shell date +%Y%m%d-%H%M%S)
 SEED   ?= 0
-demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo$(if $(filter 0,$(SEED)),/done)),-$(NOW)))
-mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix$(if $(filter 0,$(SEED)),/done)),-$(NOW)))
+named   = $(1)$(if $(wildcard runs/$(1)/done),-$(NOW))
+OF     := $(addprefix -seed,$(filter-out 0,$(SEED)))
+demo:  RUN := $(or $(RUN),$(call named,demo$(OF)))
+mix:   RUN := $(or $(RUN),$(call named,mix$(OF)))
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 

@@ -125,6 +125,6 @@ def test_make_demo_goes_on_with_a_stopped_run_and_never_into_a_finished_one(tmp_
         assert named(*target) == name
         (tmp_path / "runs" / name).mkdir(parents=True)
         assert named(*target) == name                                   # it goes on
-        assert re.fullmatch(rf"{name}-\d+-\d+", named(*target, "SEED=3"))
+        assert named(*target, "SEED=3") == f"{name}-seed3"              # another seed: another run
         (tmp_path / "runs" / name / "done").touch()
         assert re.fullmatch(rf"{name}-\d+-\d+", named(*target))
