@@ -130,7 +130,7 @@ def show_evaluation(folder, steps):
         gain = f"({now - before[-1]:+.3f}) " if before else ""
         told.append(f"{name[5:].rpartition('/')[0]} {now:.3f} {gain}"
                     f"{forecast.forecast_line(compute, rates, end)}".strip())
-    bad = rows[-1].get("eval/verifier/error_frac", 0)
+    bad = sum(rows[-1].get(f"eval/verifier/{name}_frac", 0) for name in ("error", "timeout"))
     with tqdm.external_write_mode():
         print(f"evaluation at step {step[-1]}/{steps}:", *told, f"at {compute[-1]:.3g} FLOPs",
               *[f"({bad:.0%} of the answers could not be judged)"] * (bad > .02), flush=True)

@@ -57,13 +57,12 @@ def preflight(run):
 def part(name, cure):
     """Around a part, which says in a list what was done; then its line is printed."""
     start, told = time.perf_counter(), []
-    print(f"Preflight: {name:13}", end="", flush=True)
     try:
         yield told
     except (RuntimeError, OSError, FloatingPointError) as error:        # OutOfMemoryError is one
         raise RuntimeError(f"preflight, {name}: {str(error).splitlines()[0]}; {cure}; "
                            "--no-preflight begins without it") from error
-    print(f"{time.perf_counter() - start:8.1f} s  {told[0]}", flush=True)
+    print(f"Preflight: {name:13}{time.perf_counter() - start:8.1f} s  {told[0]}", flush=True)
 
 
 def longest_rows(run):

@@ -43,9 +43,9 @@ def fit_table(fits):
 
 
 def rival_line(label, fit, why):
-    """The other laws' ceilings, if asked for, or if one fits better."""
+    """The other laws' ceilings, if asked for, or if the one that rises fits better."""
     (law, rival), (_, constant) = fit.rivals.items()
-    if why or min(rival["delta_aic"], constant["delta_aic"]) < -RIVAL:
+    if why or rival["delta_aic"] < -RIVAL:      # of a constant the verdict says it
         yield (f"rivals of {label}: {law}, ceiling {rival['A']:.3f}, AIC {rival['delta_aic']:+.1f};"
                f" a constant, AIC {constant['delta_aic']:+.1f} (below 0: fits better)")
 

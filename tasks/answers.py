@@ -274,7 +274,7 @@ def same_text(part, gold, question=""):
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or RE.words.fullmatch(gold)):
-        part = re.sub(r"^\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
+        part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, wanted.partition("_")[0])
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))

@@ -615,9 +615,9 @@ def test_a_run_that_does_not_rise_is_not_given_a_ceiling_in_silence():
     ([0, 1, 2, 3], [0.1, 0.2, 1.3, 0.4], "reward 1.3"),
     ([0, 1, 2, 3], [0.1, 0.2, -0.3, 0.4], "--reward-range"),
     ([0, 1, 2], [0.1, 0.2], "pair up"),
-    ([0, 5], [0.1, 0.2], "1 amounts"),
-    ([5, 5, 5, 5], [0.1, 0.2, 0.3, 0.4], "1 amounts"),
-    ([], [], "0 amounts"),
+    ([0, 5], [0.1, 0.2], "1 different amounts"),
+    ([5, 5, 5, 5], [0.1, 0.2, 0.3, 0.4], "1 different amounts"),
+    ([], [], "0 different amounts"),
     ([0, 1, 2], None, "pair up"),
 ])
 def test_nonsense_is_refused_with_a_sentence(C, R, sentence):

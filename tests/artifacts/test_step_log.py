@@ -84,9 +84,11 @@ def test_the_curve_is_drawn_again_once_a_minute(tmp_path, capsys, monkeypatch):
 
 def test_the_line_of_an_evaluation_says_what_could_not_be_judged(tmp_path, capsys):
     """A reward of one's own that fails on every answer gave 0.000 and, far above, one message."""
-    for frac, told in ((0.01, ""), (1.0, " (100% of the answers could not be judged)")):
+    whole = " (100% of the answers could not be judged)"
+    for name, frac, told in (("error", 0.01, ""), ("error", 1.0, whole), ("timeout", 1.0, whole)):
         (tmp_path / "evals.jsonl").write_text(json.dumps({
-            "step": 0, "compute/flops": 0, "eval/toy/mean@4": 0, "eval/verifier/error_frac": frac}))
+            "step": 0, "compute/flops": 0, "eval/toy/mean@4": 0,
+            f"eval/verifier/{name}_frac": frac}))
         step_log.show_evaluation(tmp_path, 20)
         line = capsys.readouterr().out
         assert line == f"evaluation at step 0/20: toy 0.000 at 0 FLOPs{told}\n"

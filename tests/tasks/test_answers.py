@@ -687,6 +687,14 @@ def test_what_the_ninth_set_showed(text, gold, right):
     assert (verify(text, gold)[0] > 0) == right
 
 
+@pytest.mark.parametrize("answer", [
+    "(a) or (b)", "(a), (b)", "(a) (b) (c) (d)", "(a) and not (b)", "(A) or (B)"])
+def test_several_choices_in_small_letters_are_wrong_as_in_large_ones(answer):
+    """Only the first letter was read: "(a) or (b)" was paid for A."""
+    for text in (rf"\boxed{{{answer}}}", f"The answer is {answer}."):
+        assert verify(text, "A")[0] < 0
+
+
 def test_a_speed_in_another_unit_than_the_question_asks_for_is_wrong():
     question = "A car travels 180 km in 3 hours. What is its average speed in km/h?"
     assert verify("The speed is 60 m/s.", "60", question=question)[0] < 0
