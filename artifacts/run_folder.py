@@ -178,10 +178,11 @@ class RunFolder:
                               f"{state['step']} already; give a larger number")
         for name in self.log_sizes():
             path, size = self.path / name, state["logs"].get(name, 0) if state else 0
-            whole = path.read_bytes()[:size].rfind(b"\n") + 1
-            os.truncate(path, whole)
-            if whole < size:                        # a power cut, an editor
-                print(f"warning: {path} has lost its last lines", file=sys.stderr)
+            with open(path, "rb+") as file:
+                if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # a power cut, an editor
+                    size = file.read(size).rfind(b"\n") + 1
+                    print(f"warning: {path} has lost its last lines", file=sys.stderr)
+                file.truncate(size)
         return folder, state
 
     def restore(self, run):

@@ -42,7 +42,7 @@ def fit_table(fits):
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
 
 
-def rival_line(label, fit, why):
+def rival_lines(label, fit, why):
     """The other laws' ceilings, if asked for, or if the one that rises fits better."""
     (law, rival), (_, constant) = fit.rivals.items()
     if why or rival["delta_aic"] < -RIVAL:      # of a constant the verdict says it
@@ -181,7 +181,7 @@ def report(args):
         warnings += doubts
     if several:
         print(*compare_lines(curves, {c.label: fits[c.label] for c in curves}, refits), sep="\n")
-    why = [line for each in fits.items() for line in rival_line(*each, args.why)]
+    why = [line for each in fits.items() for line in rival_lines(*each, args.why)]
     why += warnings if args.why else [
         f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] * bool(warnings)
     print(*fit_table(fits), *why, sep="\n")

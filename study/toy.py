@@ -231,8 +231,7 @@ def make(args):
     for stage, steps, lr, noise in (("without errors", args.clean_steps, LR, 0.0),
                                     ("with errors", args.steps, args.lr, noise)):
         if steps:
-            print(f"{stage}: {steps} steps of {BATCH} texts: a minute at most on two idle cores",
-                  flush=True)
+            print(f"{stage}: {steps} steps of {BATCH} texts", flush=True)
             pairs = make_pairs(tokenizer, train, steps * BATCH, noise=noise,
                                cut_share=args.cut_share, seed=args.seed)
             losses = warm_start(model, tokenizer, pairs, steps=steps, lr=lr, batch=BATCH,

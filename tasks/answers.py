@@ -103,9 +103,7 @@ def judged(text, gold, question=""):
         False if len(part) > LONGEST_ANSWER or RE.unfinished.search(raw[:LONGEST_ANSWER])
         or RE.huge.search(part) and not RE.huge.search(gold)
         else same_number(part, number, question, ratio) if number
-        else same_moment(part, clean(gold)) if moment
-        else part.count(",") < MOST_ANSWERS + len(gold)  # a longer list needs no algebra
-        and same_text(part, gold, question)
+        else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
         for part, raw in zip(parts, found)]
 
 
@@ -284,7 +282,7 @@ def same_text(part, gold, question=""):
         side.rpartition("=")[2] for side in (part, clean(gold))]
     marks = [RE.mark.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
     value = re.sub(r"_\s*\{[^{}]*\}", "", part).rpartition("=")[2]  # no "=" of a sum's bound
-    return False if marks[0] != marks[1] or (
+    return False if marks[0] != marks[1] or part.count(",") >= MOST_ANSWERS + len(gold) or (
         RE.unevaluated.search(value) and not RE.unevaluated.search(gold)) or (
         RE.lowest.search(question) and "frac" in part and not re.search("frac|/|-", gold)) else None
 

@@ -193,7 +193,8 @@ def load_problems(config, tokenizer, verifier, kept=None):
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,
             template_options=config.template_options)) for p in problems if p.id not in bad_gold}
-        if len({*prompts.values()}) == 1 < len(prompts):
+        first = next(iter(prompts.values()), ())
+        if len(prompts) > 1 and all(ids == first for ids in prompts.values()):
             raise ConfigError("the model's chat template leaves the question out of every prompt")
         long = {i: f"problem {i} has a prompt of {len(ids)} tokens, prompt_tokens = "
                 f"{config.prompt_tokens}, and none is cut"
