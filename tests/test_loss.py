@@ -482,9 +482,12 @@ def test_settings_that_make_no_sense_are_refused_by_name():
 # 2. Â
 # --------------------------------------------------------------------------------------------------
 def random_rewards(P=7, G=5):
-    """±1 with a different chance of success for each prompt, no prompt all right or all wrong."""
+    """±1 with a different chance of success for each prompt, no prompt all right or all wrong. The
+    first prompt has one success and the second has two: chance alone gave all prompts the same std
+    in one draw of 64, and then the group's std passed for the batch's."""
     rewards = torch.where(torch.rand(P, G) < torch.rand(P, 1), 1.0, -1.0)
     rewards[:, 0], rewards[:, 1] = 1.0, -1.0
+    rewards[0, 2:], rewards[1, 2], rewards[1, 3:] = -1.0, 1.0, -1.0
     return rewards
 
 
