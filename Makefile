@@ -14,7 +14,7 @@
 # make record    seconds to .80 of fresh toys, beside the record's (results/baselines)
 # make study-figures  the tables and figures of results/study, from the kept logs
 # make stress    under lag and large steps: ScaleRL, and other practice, on five toys
-# make timeline  the README's picture of a step, docs/timeline.png, of the demo (RUN=NAME: of another)
+# make timeline  the README's picture of a step, docs/timeline.png (RUN=NAME: runs/NAME/step.png of another run)
 # make mix       two tasks at once, a curve each
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
@@ -73,7 +73,7 @@ public: $(VENV)/base
 timeline: $(VENV)/base models/toy/config.json
 	test -n "$(RUN)" -o -e runs/demo/done || OMP_NUM_THREADS=1 $(PY) scalerl.py \
 		--config configs/demo.toml --name demo
-	$(PY) bench/timeline.py runs/$(or $(RUN),demo) --out docs/timeline.png
+	$(PY) bench/timeline.py runs/$(or $(RUN),demo) --out $(if $(RUN),runs/$(RUN)/step.png,docs/timeline.png)
 
 # Each recipe on toys and seeds that were not looked at: results/stress/PROTOCOL.md.
 RECIPES ?= scalerl reinforce_loss recomputed_ratio grpo_loss on_policy

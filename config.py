@@ -6,7 +6,7 @@
 
 Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). The paper does not
 give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its models and its
-verifier are not published; configs/scalerl.toml comes closest to its 8B run.
+verifier's settings are not published; configs/scalerl.toml comes closest to its 8B run.
 
 Lag is explained below, at `off_policy`; advantage and ratio in scalerl.py, which comes next."""
 
@@ -44,7 +44,7 @@ class Config:
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
-    steps: int = 1000                   # ours; of the loop, with an update or not; paper: thousands
+    steps: int = 1000                   # ours; of the loop, updating or not; the paper has more
     eval_every: int = 100               # paper; steps; a checkpoint (ours) before all but the first
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
@@ -52,18 +52,18 @@ class Config:
     # -- batch and asynchrony
     prompts_per_step: int = 48          # paper; P in the code
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
-    # Lag of a token: optimizer steps between the weights that wrote it and those now trained; if
-    # it is always 0, training is on-policy.
-    off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K; "ppo-K": frozen weights
-                                        # write the samples of K steps: lag < K
+    # Lag of a token: the number of optimizer steps that were taken after the weights with which it
+    # was sampled. Training in which every lag is 0 is called on-policy.
+    off_policy: str = "pipeline-8"      # paper; "pipeline-K": weights change meanwhile, lag <= K;
+                                        # "ppo-K": K steps' samples by the same weights, lag < K
     slots: int = 256                    # ours; sequences decoded at once, at most; of each server;
                                         # more: faster, but a larger mean lag
 
     # -- length, in tokens
-    prompt_tokens: int = 2048           # paper; a problem with a longer prompt is left out, not cut
+    prompt_tokens: int = 2048           # paper; a longer prompt is left out, not cut (ours)
     # Each sample draws its own thinking budget from [think_min, think_max]. If it still thinks when
     # the budget is spent, the phrase interrupts it, and it has answer_tokens for its answer.
-    think_min: int = 10240              # paper; interrupted at a random point in [10k, 12k]
+    think_min: int = 10240              # paper: 10k; an interruption at random in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
@@ -73,23 +73,23 @@ class Config:
                                         # trained on
 
     # -- rewards and loss
-    temperature: float = 1.0            # ours; of sampling, and of every log-prob
+    temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob
     retire_at: float = 0.9              # paper; prompts of this pass rate or a higher one leave
                                         # when the next epoch begins
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
-    advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; divide by the
-                                        # batch's std; prompt: the group's std (GRPO); mean: twice
-                                        # its pass rate (MaxRL); none: by nothing (Dr. GRPO)
+    advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; what divides
+                                        # advantages. batch: the batch's std; prompt: the group's
+                                        # (GRPO); mean: twice its pass rate (MaxRL); none: 1
     aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the tokens of
                                         # a prompt, then over prompts; sample: over a sample's, then
                                         # over samples (GRPO); token: over all tokens
-    # "dapo" with eps_high = eps_low is "grpo": see configs/rivals. GSPO clips the ratio of whole
-    # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. "dppo" bounds
-    # π - μ by them, "cispo_masked" the mean of log μ/π: see `policy_loss`.
+    # π: the trainer's probability of a token, μ: the sampler's. "grpo" and "dapo" clip a token's
+    # ratio π/μ, "gspo" a sequence's, which stays near 1: give it eps_low and eps_high of 1e-3.
+    # "dppo" bounds π - μ by them, "cispo_masked" the mean of log μ/π (`policy_loss`).
     loss: Literal[                      # paper; a formula; whole rival recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
-    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; log μ, in the ratio π/μ of
-                                        # trainer to sampler: as recorded, or the trainer's own
+    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose μ stands in π/μ: the one
+                                        # that the sampler recorded, or one of the trainer's own
     eps_max: float = 5.0                # ours, of the paper's 4, 5, 8, all alike; CISPO's cap
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; at 1 + this; the paper's dapo: 0.26
@@ -101,7 +101,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; at lr 5e-7 it rounds away: 1 - 5e-9 is 1 in fp32
+    weight_decay: float = 0.01          # paper; of all weights (ours); rounds away: 1 - 5e-9 = 1
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed

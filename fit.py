@@ -14,9 +14,9 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     C_mid  the compute at which half of the gain A - R0 is reached
 
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
-Ours, not the paper's: R0 is the measured step-0 evaluation, and all later ones are fitted; least
-squares anywhere in the ranges, not on the grid alone; 90% intervals; the stretched law. A forecast
-is for runs that do not fall: of 257 published ones 35 did, after their half.
+Ours, not the paper's: R0 is the evaluation at step 0, and all evaluations after it are fitted; A,
+B, C_mid may take any value, not only a grid's; 90% intervals; the law "stretched". A forecast holds
+for runs that do not fall afterwards: of 257 published ones 35 did.
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C."""
 from dataclasses import dataclass, field, replace
 
@@ -24,20 +24,20 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Rules of the paper (the first two) and ours. Come back here where one is used.
+# Skip these at first, and come back where one is used. The first two are the paper's, others ours.
 SAME_A = 0.02             # closer ceilings are the same (A of the paper's three seeds: +-.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
 B_RANGE = 0.1, 20         # where B is looked for; published B's lie in 1.09-4.55
-FEW = 6                   # with fewer evaluations nothing is said of a fall, nor during a run
+FEW = 6                   # with fewer, step 0 included, no fall is told, and nothing during a run
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
-POOLED = ("sigmoid", "stretched")         # which is true? A prediction's interval mixes both
+POOLED = ("sigmoid", "stretched")         # nobody knows which is true: intervals mix both laws
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
 NOISE = 0.002             # the least noise of one evaluation, however many answers it has
-LAW_ERROR = 0.5           # std of the factor on a rise beyond the data: no law is exact
-RUN_ERROR = 0.02          # std of the shift of all that lies beyond the data: no run is smooth
+LAW_ERROR = 0.5           # no law is exact: in `futures` the forecast rise is multiplied by 1 +- .5
+RUN_ERROR = 0.02          # no run is smooth: in `futures` the forecast is moved by 0 +- .02 (std)
 
 
 class BadInput(ValueError):
@@ -46,7 +46,7 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0, one half at C_mid. Two laws differ, as told beside them.
+# reached: 0 at C = 0 and 1/2 at C_mid, but not so for the power law and the logistic law.
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -85,9 +85,9 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 # ------------------------------------------------------------------------------ 2. least squares
 # Two tricks. (1) Given B, C_mid and R0, the law is linear in A: the best A - R0 is the slope of a
-# regression of R - R0 on g, through the origin. So A is not searched. (2) scipy's `leastsq`, twice
-# as fast as `least_squares`, knows no bounds. So for each parameter it moves an angle x: the value
-# low + (high - low) (sin x + 1) / 2 stays in its range. For B and C_mid these are logarithms.
+# regression of R - R0 on g, through the origin. So A is not searched. (2) scipy's `leastsq` (twice
+# as fast as `least_squares`) has no bounds. So it gets an angle x for each parameter (log B, log
+# C_mid, R0), whose value low + (high - low) (sin x + 1) / 2 cannot leave its range low..high.
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -103,8 +103,8 @@ class Search:
         return sum(bool(low < high) for low, high in (self.A_range, *self.box))
 
     def at(self, x, R, R0):
-        """Angles x of trick 2 (2 or 3, ...) -> (theta, residuals (..., n)), theta (A, B, C_mid, R0)
-        each (...), with the best A for the rewards R (n,). With a third angle R0 is fitted."""
+        """x (2 or 3, ...): angles (trick 2) of C_mid, B and, if it is fitted, R0. Rewards R (n,).
+        -> theta, each (...): the best A, and B, C_mid, R0; and residuals (..., n)."""
         values = [low + (high - low) * (np.sin(angle) + 1) / 2
                   for angle, (low, high) in zip(x, self.box)]
         C_mid, B = np.exp(values[0]), np.exp(values[1])                              # (...) each
@@ -118,8 +118,8 @@ class Search:
         return (A, B, C_mid, R0), gain - (A - R0)[..., None] * g
 
     def starts(self, R, R0):
-        """Where to begin, because there are several valleys: the best nodes of a coarse table, at
-        four different C_mid -> a list of angles, (2 or 3,) each."""
+        """Starting angles, a list of (2 or 3,). The sum of squares has several valleys, so we take
+        the best nodes of a coarse table, at four different C_mid."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
         axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # sin is flat at 1
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
@@ -136,8 +136,8 @@ class Search:
         return np.array(self.at(best, R, R0)[0]), best
 
     def fit(self, R, R0):
-        """The best fit -> as `solve`. The starts are found on at most 200 means of evaluations in a
-        row: for 30,000 evaluations their table would take more than 1 GB."""
+        """The best fit -> as `solve`. Starts are found on at most 200 points, means of neighbors:
+        for 30,000 evaluations the table of starts would take more than 1 GB."""
         parts = np.array_split(np.arange(R.size), min(R.size, 200))
         C, means = (np.array([values[part].mean() for part in parts]) for values in (self.C, R))
         return self.solve(R, R0, replace(self, C=C).starts(means, R0))
@@ -152,7 +152,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):         # keep the half with the lower sum: log B to 4e-7
+        for _ in range(25):     # keep the half (52%) with the lower sum: log B to 4e-7
             middle, step = (low + high) / 2, 0.02 * (high - low)
             lower = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(lower, low, middle - step), np.where(lower, middle + step, high)
@@ -199,7 +199,7 @@ class Replicates:
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:       # other draws than `replicates`: its seed 0 gives the same where k = n
+        if noise:       # where k = n, seed 0 would repeat the draws that `replicates` has fitted
             rng = np.random.default_rng((1, 1) if len(paths.T) == len(self.noise) else 0)
             paths = paths + rng.choice(self.noise, paths.shape)
         return paths
@@ -211,15 +211,15 @@ def widened(residual, parameters, least=NOISE):
     1. A fit of p parameters follows the noise: residuals shrink by sqrt((n - p) / n).
     2. Few residuals tell its size only roughly: times t / z, the 95% points of Student's t and of
        the normal distribution.
-    3. If neighbors correlate by rho, a mean is noisier by sqrt((1 + rho) / (1 - rho)). The fit
-       lowers the rho of residuals by about p / n, which is added again."""
+    3. If neighbors correlate by rho, a mean is noisier, by sqrt((1 + rho) / (1 - rho)). Residuals
+       of a fit have a rho that is too small by about p / n, so we add p / n."""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
     freedom = max(n - p, 1)
     stretch = n / freedom                                               # 1., squared
     t, z = stdtrit(freedom, tail), ndtri(tail)                          # 2.
     rho = np.clip(autocorrelation(residual) + p / n, 0, RHO_MAX)        # 3.
     noise = (residual - residual.mean()) * (np.sqrt(stretch * (1 + rho) / (1 - rho)) * t / z)
-    # A flat stretch has no residuals, but its evaluations are noisy: then n quantiles of a normal.
+    # A flat curve may have no residuals, though evaluations are noisy: then take normal noise.
     return noise if noise.std() >= least else least * ndtri((np.arange(n) + 0.5) / n)
 
 
@@ -228,7 +228,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     widened residuals, drawn with replacement, fitted again. (To draw evaluations would lose the few
     early ones.) A measured R0, the mean of `step_0` evaluations, is drawn too."""
     curve, n = law_at(search.law, search.C, *theta), R.size
-    if n + bool(step_0) <= search.parameters + 1:   # too few to see noise; step 0 is one of them
+    if n + bool(step_0) <= search.parameters + 1:   # too few evaluations, step 0 included
         bootstrap = 0
     noise = widened(R - curve, search.parameters, search.least)
     rng = np.random.default_rng(seed)
@@ -258,8 +258,8 @@ def checked(C, R):
 
 
 def points_to_fit(C, R, R0, law, c_min, c_max):
-    """Which of all evaluations C, R, in order of compute, are fitted. -> C, R (n,); R0 (0.0 if it
-    is fitted or unused); R0_from, as in Fit; how many step-0 evaluations R0 is the mean of"""
+    """Choose the evaluations to fit. -> C, R (n,); R0, 0.0 if it is fitted or unused; its origin,
+    as Fit.R0_from; the number of step-0 evaluations that it is the mean of"""
     step_0, R0_from = R[C == 0], "given"
     if R0 == "fit" or (R0 is None and not step_0.size):
         R0, R0_from = 0.0, "unused" if law == "power" else "fitted"      # A - D / C^B has no R0
@@ -327,7 +327,7 @@ class Fit:
         return np.clip(self.paths(C, noise) + np.where(C > self.C[-1], errors, 0), 0, 1)
 
     def predict(self, C):
-        """(curve, low, high) at C, of C's shape: this law, the interval of `futures` or nan."""
+        """(curve, low, high) at C, each of C's shape: this law; ends of the interval, or nan."""
         return self.curve(C), *interval(self.futures(np.ravel(C))).reshape(2, *np.shape(C))
 
     def compute_for(self, R):
@@ -341,7 +341,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     R0          None: the mean of the evaluations at C = 0, held fixed ("fit" if there are none);
                 a number: held fixed; "fit": fitted
-    method      "free": anywhere in the ranges; "grid": A.5's way, by default on nodes of ours
+    method      "free": C_mid from first C / 100 to 10 * last C; "grid": A.5's way, nodes of ours
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
     answers     problems times samples of an evaluation; their binomial error is its least noise
@@ -373,8 +373,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     least = max(NOISE, np.sqrt(R.mean() * (1 - R.mean()) / answers) if answers else 0)
     search = Search(law, C, (low, high), np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
-    if law == "power":                        # slow ones cross R0 far before the data
-        search = replace(search, box=search.box - [[np.log(1e4), 0], [0, 0]])   # R0 is not in it
+    if law == "power":        # a slow one crosses R0, at its C_mid, far before the data
+        search = replace(search, box=search.box - [[np.log(1e4), 0], [0, 0]])   # R0 is not fitted
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
     pool = [replicates(search, theta, angles, R, bootstrap, seed, step_0)]
@@ -382,7 +382,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # The paper's grid. Its replicates would all fall on nodes: intervals and rivals are of "free".
+    # The paper's grid gives theta alone. Intervals and rivals stay those of the free fit above.
     if method == "grid":
         first_node = low if A_range else np.ceil(theta[3] / A_STEP) * A_STEP    # .450, .455, ...
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
@@ -392,15 +392,15 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
     fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), rivals)
-    if fit.no_interval:                       # where no curve rises all B and C_mid fit alike
+    if fit.no_interval:                       # a flat curve: every B and every C_mid fits
         pool[0].draws[:, 1:3] = np.nan
     return replace(fit, warnings=tuple(diagnostics(fit)))
 
 
 # ---------------------------------------------------------------------------- 5. reasons to doubt
 def falls(fit):
-    """(last mean, best mean, k) over k rewards in a row, a fifth or 3, if the last is lower by
-    more than 0.02 and 3 standard errors; else None. A short run needs its step 0 to be seen."""
+    """(last mean, best mean, k) if the last mean of k neighbors is below the best by over 0.02 and
+    3 standard errors, else None. k: n / 5, at least 3. With n < FEW step 0 counts as well."""
     R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
     k = max(3, R.size // 5)
     means = np.convolve(R, np.ones(k) / k, "valid")

@@ -4,7 +4,7 @@
     ρ_it = π(y_it) / μ(y_it)
 
 x is a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient. π is the trainer's
-policy now: log π is `logprobs`. μ is the sampler's when it drew the token: log μ is
+present policy: log π is `logprobs`. μ is the policy with which the sampler drew the token: log μ is
 `behavior_logprobs`. The parts, in this order: log π, Â, the weights 1/Σ|y|, the loss.
 
 What the paper leaves open, and what we chose ("ours"):
@@ -25,13 +25,13 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 [1.0, -1.0]
 >>> mask = torch.tensor([[True, True, False], [True, True, True]])   # (N, T) of its samples
 >>> w = token_weights(mask, torch.tensor([0, 0]), aggregation="prompt")
->>> w.mul(10).tolist()                                               # times 10: each weighs 1/5
+>>> w.mul(10).tolist()                               # each of the 5 tokens weighs 1/5 (shown: * 10)
 [[2.0, 2.0, 0.0], [2.0, 2.0, 2.0]]
 >>> behavior_logprobs = torch.full((2, 3), -1.0)
 >>> logprobs = behavior_logprobs.clone().requires_grad_()            # no lag: every ratio is 1
 >>> loss, stats = policy_loss(logprobs, behavior_logprobs, A, w, loss="cispo", eps_max=5.0)
 >>> loss.backward()
->>> logprobs.grad.mul(10).tolist()                                   # -ρ·w·Â: right answers rise
+>>> logprobs.grad.mul(10).tolist()          # -ρ·w·Â: a step against it makes right answers likelier
 [[-2.0, -2.0, 0.0], [2.0, 2.0, 2.0]]
 """
 
@@ -56,9 +56,9 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     targets  (...)     int64 in [0, V)
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          True: operands may be bf16, but sums and logits are fp32 (ours: in backward
-                       with bf16 operands a GPU rounds the logits' gradient to bf16).
-                       False: logits rounded to bf16 (paper, in a plainer recipe: A .52, not .61).
+    head_fp32          True: sums and logits are fp32; operands too, unless autocast makes them bf16
+                       (ours; a GPU then rounds the logits' gradient to bf16). False: logits are
+                       rounded to bf16 (paper, in a plainer recipe: a ceiling of .52, not .61).
     softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
     diagnostic without a gradient. The same in plain lines:
@@ -72,8 +72,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     >>> [torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, (logprobs, entropy))]
     [True, True]
 
-    which hold (T, V) logits, 10 GB for 16,384 tokens and a vocabulary of 152k. We never do, see
-    engines/head.py. Under torch.autocast both operands are cast to its dtype; logits stay fp32."""
+    These lines hold (T, V) logits: 10 GB for 16,384 tokens and a vocabulary of 152k. The code below
+    does not (engines/head.py). Under autocast both operands get its dtype, and logits stay fp32."""
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
     if not temperature > 0:
@@ -99,8 +99,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
-    For a sampler, which draws from whole rows; hidden and weight have its compute dtype already.
-    Trainer and sampler must round alike: an fp32 head in one of them does not make the ratio 1."""
+    For samplers: they need all V logits of a token. Cast hidden and weight to the computing dtype
+    first. Trainer and sampler must round alike, or the ratio is not 1 even without a lag."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
@@ -133,8 +133,8 @@ def advantages(rewards, *, norm="batch"):
     "mean"    2 p, with p the group's pass rate (MaxRL, 2602.02710). It is for rewards ±1, where
               p = (1 + mean)/2: Â is (1 - p)/p for right samples and -1 for wrong ones.
     "none"    1 (Dr. GRPO).
-    Equal rewards give exact zeros; drop such groups by `zero_variance` first, or under "batch"
-    they make the std smaller and every other Â larger.
+    Groups of equal rewards get exact zeros. Remove them first (`zero_variance`). Otherwise, with
+    norm "batch", their zeros make the std smaller and the advantages of all other groups larger.
     Raises ValueError for an unknown norm or a reward that is not finite."""
     _check_choice("norm", norm, NORMS)
     assert rewards.ndim == 2, rewards.shape
@@ -144,8 +144,8 @@ def advantages(rewards, *, norm="batch"):
         raise ValueError(f"reward of prompt {p}, sample {g} is {rewards[p, g]}: it must be finite")
 
     centered = rewards - rewards.mean(1, keepdim=True)
-    # The mean of equal floats may differ from them in the last digit. Divided by their own std,
-    # such residues would become advantages of size one.
+    # The computed mean of equal floats may differ from these floats in the last digit. A difference
+    # of 1e-8, divided by a std of 1e-8, would become an advantage of 1.
     centered = centered.masked_fill(zero_variance(rewards)[:, None], 0)
     if norm == "none":
         return centered
@@ -202,9 +202,9 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                        "cispo_masked"  the same, but a sample with Â < 0 is dropped if the mean of
                                     log μ/π over its tokens is above eps_high (the mask is
                                     DeepSeek-V3.2's, 2512.02556; with CISPO: ours)
-                       "dppo"       ρ Â; a token is dropped if Â > 0 and π - μ > eps_high already,
-                                    or if Â < 0 and π - μ < -eps_low already (DPPO's binary mask
-                                    of total variation, 2602.04879)
+                       "dppo"       ρ Â; drops a token that has moved far enough in the wanted
+                                    direction: Â > 0 and π - μ > eps_high, or Â < 0 and π - μ <
+                                    -eps_low (DPPO's binary mask of total variation, 2602.04879)
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; in the paper eps_high 0.26 and aggregation "prompt"
                        "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|), and
@@ -213,8 +213,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
     eps_low, eps_high  for grpo, dapo, gspo how far the ratio may move from 1. gspo's ratio is a
                        geometric mean, close to 1: 1e-3 is its scale (paper), 0.2 would never clip.
-    lags               (N, T) int, optional: a token's age in optimizer steps; splits the stats
-    entropy            (N, T), optional: averaged into the statistics, as the loss is
+    lags               (N, T) int, optional: each token's lag; gives statistics for each lag, too
+    entropy            (N, T), optional: its mean, with the same weights, is one of the statistics
 
     Returns (loss, stats): a scalar, and floats from which `merge_stats` makes a step's metrics
     (engines/loss_stats.py explains them). Raises ValueError for an unknown loss, an impossible
@@ -237,7 +237,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     behavior_logprobs = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
 
     log_ratio = logprobs - behavior_logprobs  # of every token
-    # log ρ of the ratio that is capped or clipped: the token's own, but in GSPO its sequence's.
+    # log ρ, of the ratio that is capped or clipped: in GSPO one for the sequence, else the token's.
     log_rho = _sequence_log_ratio(log_ratio, mask) if loss == "gspo" else log_ratio
     if loss == "cispo":
         objective, clipped = _capped(logprobs, log_rho, A, eps_max)
@@ -247,7 +247,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     elif loss == "dppo":
         moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # Dropped tokens: exp(0) · Â · 0. With exp(log ρ), inf from e^89 on in fp32, 0 · inf is nan.
+        # A dropped token is exp(0) · Â · 0 = 0. exp(log ρ) is inf above log ρ = 88: inf · 0 is nan.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss == "reinforce":
         objective, clipped = A * logprobs, torch.zeros_like(mask)
@@ -270,8 +270,8 @@ def _capped(logprobs, log_rho, A, eps_max):
 
 
 def _sequence_log_ratio(log_ratio, mask):
-    """GSPO, cispo_masked: (N, T) log ratios of tokens, 0 off the mask -> (N, T), each row filled
-    with its mean over the row's trained tokens, log (Π_t ρ_t)^(1/|y|). A row may have none."""
+    """GSPO, cispo_masked: log ratios (N, T) of tokens, 0 where not trained -> (N, T): in each row
+    the mean over its trained tokens, log (Π_t ρ_t)^(1/|y|). Rows without trained tokens: 0."""
     return (log_ratio.sum(1) / mask.sum(1).clamp(min=1))[:, None].expand_as(log_ratio)
 
 
@@ -298,13 +298,13 @@ def _clipped(log_rho, A, low, high):
 
 
 def _masked(name, x, mask):
-    """x (N, T) under the mask, 0 elsewhere. Raises ValueError if an x under it is not finite."""
+    """x (N, T) where the mask is True, 0 elsewhere. Raises ValueError if x is not finite there."""
     bad = mask & ~x.isfinite()
     if bad.any():
         n, t = bad.nonzero()[0].tolist()
         raise ValueError(f"{name} of sample {n}, token {t} is {x[n, t].item()}: a trained token "
                          f"needs a finite value ({int(bad.sum())} such tokens)")
-    return torch.where(mask, x, 0)  # not x * mask: 0 · nan is nan, in the gradient once more
+    return torch.where(mask, x, 0)  # x * mask would not do: 0 · nan is nan, also in the gradient
 
 
 def _check_choice(name, value, choices):

@@ -16,11 +16,11 @@ weights read the keys and values that the old weights computed. So every token h
 What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
- c. Top-p and top-k are not offered, only a temperature. They renormalize the sampler's
-    probabilities, but not the trainer's: the mean ratio would be 0.896 and not 1 (measured at
-    top-p 0.8, on a small model).
+ c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens and make the sampler's
+    other probabilities larger. The trainer's stay, so the mean ratio is too small: 0.896 and not 1
+    (measured at top-p 0.8, on a small model).
 
-Axes: n running sequences, V vocabulary. A slot has room for one; the first n slots are filled."""
+Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class Rollout:
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
     task: str = ""
-    ended: int = 0              # the engine's decode steps so far when it ended; 0: not known
+    ended: int = 0              # at which decode step (make timeline); 0: not known
 
 
 @dataclass
@@ -83,8 +83,8 @@ class Interruption:
     think_min, think_max   bounds of the thinking budget, both included (the paper: 10k to 12k).
                            Each sample draws its own budget, uniformly.
     answer_tokens          at most so many are sampled after the budget; 1 or more (paper: 2,048)
-    phrase_ids             the forced phrase, which itself ends the thinking. Empty: nothing is
-                           interrupted, and every budget is think_max.
+    phrase_ids             tokens of the forced phrase, which contains `end`. Empty: no
+                           interruption, and every budget is think_max.
     end                    the text that ends the thinking
 
     When the budget is spent and `end` is not in the text, the phrase is appended. With or
@@ -121,8 +121,8 @@ class TransformersSampler:
     slots           sequences decoded at once
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample
-    seed            of the engine's own generator. It draws all budgets, and one number for each
-                    token, in the order of the slots: so a CPU run repeats bit by bit."""
+    seed            of its own generator, which draws all budgets, and one number for each token in
+                    the order of the slots: on a CPU with one thread a run repeats bit by bit."""
     devices = 0                 # of its own: it shares the trainer's
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
@@ -166,7 +166,7 @@ class TransformersSampler:
         self.in_flight += request.samples
 
     def push_weights(self, named_tensors, version):
-        """Names are those of transformers. Weights that the model already shares are not copied."""
+        """Names are transformers'. A weight that is the trainer's own tensor need not be copied."""
         assert version >= self.version, f"version {version} pushed after {self.version}"
         own = dict(self.model.named_parameters())
         with torch.no_grad():
@@ -179,7 +179,7 @@ class TransformersSampler:
     def step(self) -> list[Rollout]:
         """One decode step: a token more for each running sequence; waiting groups that fit begin.
         Returns the samples that have ended."""
-        states = []         # that predict the next tokens, by slots: running sequences, then new
+        states = []         # hidden states, in the order of the slots; each predicts its next token
         if self.running:
             states.append(self.cache.decode(self.model, self.rows.last[: len(self.running)]))
         starting = self._waiting_that_fit()
@@ -193,7 +193,7 @@ class TransformersSampler:
         return self._release(ended) if ended else []
 
     def finished(self) -> list[Rollout]:
-        return []               # of vLLM alone: what has ended while nobody called `step`
+        return []               # only vLLM's samplers go on between two calls of `step`
 
     def reseed(self, seed):
         self.random.manual_seed(seed)
@@ -210,7 +210,7 @@ class TransformersSampler:
     # -- the parts of a step, in their order -------------------------------------------------------
 
     def _waiting_that_fit(self):
-        """Take the waiting groups that fit as a whole, in order; a large one holds up the next."""
+        """Take the waiting groups that fit as a whole, in order, up to the first that does not."""
         starting, free = [], self.cache.slots - len(self.running)
         while self.waiting and self.waiting[0].samples <= free:
             starting.append(self.waiting.popleft())
@@ -234,9 +234,9 @@ class TransformersSampler:
     def _choose(self, hidden):
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
-        Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform u.
-        (torch.multinomial draws V numbers a sequence, not one: 8 times slower at V = 49k.) The sum
-        is in float64: in fp32 a sum of 50k numbers loses the small ones."""
+        Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform number
+        u. (torch.multinomial needs V random numbers for each sequence: 8 times slower at V = 49k.)
+        The sum is in float64: in fp32, probabilities below 6e-8 would not change it."""
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap(self.model))
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
         cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)
@@ -251,7 +251,7 @@ class TransformersSampler:
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # phrase p q r, 2 left: [-2] is q; with 0 left [0] is not used
+        if len(self.phrase):    # 2 of p, q, r to come: [-2] is q. None to come: [-0], thrown away
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is thrown away
             rows.phrase_left[:n] -= (~sampled).long()
@@ -264,15 +264,15 @@ class TransformersSampler:
         stopped = torch.isin(token, self.ends) & sampled
         truncated = rows.count[:n] == rows.limit[:n]
         due = (rows.count[:n] == rows.think[:n]) & ~stopped     # the budget is spent just now
-        # One transfer for both: for each the CPU waits until the GPU has finished its queue.
+        # Both in one transfer to the CPU: each transfer waits until the GPU has done all its work.
         ended, due = torch.stack([stopped | truncated, due]).tolist()
         if len(self.phrase):
             self._interrupt([slot for slot in range(n) if due[slot]])
         return [slot for slot in range(n) if ended[slot]]
 
     def _interrupt(self, due):
-        """Start the phrase in each of these slots that still thinks. We look for `end` in the text,
-        so it may be any number of tokens."""
+        """Start the phrase in those of these slots that still think. `end` is looked for in the
+        text, because it need not be one token."""
         rows = self.rows
         for slot in due:
             ids = rows.ids[slot, : rows.count[slot]].tolist()
@@ -285,7 +285,7 @@ class TransformersSampler:
         move into the holes, so that the running ones always fill the first slots."""
         rows, ended = self.rows, torch.tensor(slots, device=self.device)
         counts, interrupted = rows.count[ended].tolist(), rows.interrupted[ended].tolist()
-        longest, rollouts = max(counts), []     # columns behind the longest are not copied
+        longest, rollouts = max(counts), []     # later columns hold nothing of these sequences
         ids, logprobs, versions, sampled = (column[:, :longest][ended].tolist() for column in (
             rows.ids, rows.behavior_logprobs, rows.versions, rows.sampled))
         for i, slot in enumerate(slots):
@@ -294,7 +294,7 @@ class TransformersSampler:
                                           versions[i][:n], sampled[i][:n], interrupted[i]))
 
         n_left = len(self.running) - len(slots)
-        holes = [slot for slot in slots if slot < n_left]       # filled by those behind n_left
+        holes = [slot for slot in slots if slot < n_left]       # filled by the movers, from behind
         movers = sorted({*range(n_left, len(self.running))} - {*slots})
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]

@@ -10,9 +10,9 @@ its tokens more likely where the advantage is positive, less likely where it is 
 GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
-    3.1     part 2              generation does not wait for training: the weights change while a
-                                sample is being written, and a token may be up to k = 8 steps old.
-                                The loss weighs it by p(now) / p(when it was drawn).
+    3.1     part 2              weights change while a sample is being written (servers go on, one
+                                process takes turns): a token may be k = 8 steps old, at most. The
+                                loss weighs it by p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
                                 tokens are averaged by prompt; fp32 logits, also in the sampler
@@ -22,8 +22,8 @@ GRPO. ScaleRL is GRPO, but:
 "Ours" marks what the paper does not say. For example: compute, the x of the curve, is the FLOPs of
 generation and training; those of evaluations do not count (engines/compute.py).
 
-Order of reading: config.py, this file (the loop is `Run.train_step`, in part 5), loss.py,
-sampler.py, fit.py.
+Reading: README has a path of 90 minutes, which begins at `Run.train_step` in part 5. All of it, in
+order: config.py, this file, loss.py, sampler.py, fit.py.
 
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
 tokens of the longest output (shorter ones are padded on the right). The version of the weights is
@@ -61,8 +61,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher: at .9, of a prompt's groups of 16 samples
-    .9^16 = 19% are all right and teach nothing; most others have one or two wrong answers."""
+    have consumed so far, is `retire_at` (0.9) or higher. At .9 a group of 16 is all correct, and
+    teaches nothing, with probability .9^16 = 19%; mostly it has one or two mistakes."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -96,8 +96,8 @@ class Curriculum:
 
 # ------------------------------------------------------------------------------------ 2. Pacer
 # The lag of a token: the version that a step updates minus the version that wrote the token. The
-# paper's best runs allow up to k = 8. k is only the upper bound: the mean depends on how many
-# sequences are decoded at once (`slots`; docs/metrics.md has figures).
+# paper's best runs allow k = 8 at most. That is a bound. The mean lag is smaller: it depends on how
+# many sequences are decoded at once (`slots`; docs/metrics.md, row `lag/mean`).
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
@@ -105,8 +105,8 @@ class PipelinePacer:
                 admitted and not yet consumed by a step. Why k + 1: a group that starts at version v
                 may be trained on at v, v + 1, .., v + k. These k + 1 steps take (k + 1) * P groups;
                 one more could miss its deadline. (k = 0, on-policy: the P groups of one step.)
-    a step      takes the P finished groups with the oldest start, oldest first.
-    deadline    A group that started at version s has to be in a step at version s + k, or earlier.
+    a step      takes the P finished groups that started at the smallest versions, in this order.
+    deadline    A group that started at version s must be in a step at version s + k, or earlier.
 
     Only finished groups can be taken, so a quick young group may overtake a slow old one. If this
     happens often, more than P old groups have the same deadline, and one step takes only P. So a
@@ -129,7 +129,7 @@ class PipelinePacer:
         return group
 
     def no_more_prompts(self):
-        """Every prompt has retired. Nothing to do: what is outstanding goes on."""
+        """Every prompt has retired. Only `PPOPacer`, which waits for whole rounds, acts."""
 
     def take(self, version):
         """The P groups of the step on weights `version`. None: not yet, keep generating."""
@@ -200,9 +200,9 @@ def make_pacer(config):
 def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
-    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages.
-    They leave first: their zeros would make the loss's mean and the advantages' std smaller (that
-    the std is over what is left: ours). No new ones take their place (paper, sec. 3.2)."""
+    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards leave before anything is
+    averaged: their zero advantages would make the loss's mean and the advantages' std smaller. (The
+    std over the groups that stay: ours.) No new groups replace them (paper, sec. 3.2)."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~equal if config.zero_variance_filter else torch.ones_like(equal)
@@ -214,7 +214,7 @@ def effective_batch(rollouts, rewards, config):
 
 
 def padded(rollouts, name, dtype):
-    """A list that each rollout has, as `versions` -> one tensor (N, T), padded with zeros."""
+    """One list of each rollout, for example `versions`, as a tensor (N, T) padded with zeros."""
     rows = [torch.tensor(getattr(r, name), dtype=dtype) for r in rollouts]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
@@ -238,15 +238,15 @@ class Batch:
 
 
 def make_batch(rollouts, rewards, version, config):
-    """The `Batch` of the next optimizer step. All that is averaged over the step is computed here,
-    once: so it does not matter how samples are divided among micro-batches and processes.
+    """The `Batch` of the next optimizer step. Means over the step are computed here, once, and
+    nothing is divided later: so any split into micro-batches and processes will do.
 
     rollouts (P*G), group by group; rewards (P, G), P: groups kept; version: before the step."""
     P, G = rewards.shape
-    # In the loss: tokens that the policy sampled, not those of the forced phrase.
+    # mask: True for tokens that the policy sampled, False for the forced phrase and for padding.
     mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)
-    if config.overlong_filter:          # ablation: a truncated sample gives no gradient, but it
-                                        # still counts in the mean and the std of the rewards
+    if config.overlong_filter:          # ablation: a truncated sample gives no gradient; its -1
+                                        # still counts in its group's mean and in the batch's std
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(
         rollouts, padded(rollouts, "behavior_logprobs", torch.float32),
@@ -264,8 +264,8 @@ class Policy(torch.nn.Module):
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
 
-    A module, for FSDP2 (scaleout/team.py), which shards weights over GPUs and gathers them in
-    `forward` alone. It must have no `get_input_embeddings`: FSDP2 would shard that table apart."""
+    A Module, because FSDP2 (scaleout/team.py) gathers sharded weights in `forward` alone. Give it
+    no method `get_input_embeddings`: accelerate would shard the embedding table separately."""
 
     def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
@@ -281,17 +281,17 @@ class Policy(torch.nn.Module):
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: the prompt of each group once, then all outputs (engines/packed.py).
         row = packed.pack_rollouts(self.model, rollouts, self.dtype)
-        # Forced tokens are part of the row, but nobody needs their log-probs. O: all output tokens.
+        # `drawn` (O,) leaves out forced tokens, which need no log-prob. O: all output tokens.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
         with torch.autocast(head.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = row.states(self.model)                             # (tokens of the row, H)
-            # The shift by one: a token is predicted by the state of the token before it. Of each
-            # output token (O,): row.targets, its id; row.predict, the place of the token before it.
+            # The shift by one: the state of a token predicts the next token. row.targets (O,): ids
+            # of the output tokens. row.predict (O,): for each, where the token before it stands.
             logprobs, entropy = token_logprobs(
                 hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
                 head_fp32=self.head_fp32, softcap=own_forward.cap(self.model),
                 chunk_tokens=logits_chunk(len(head)))
-        # Back to the shape of `Batch`: (O,) each, row.sample is its sample, row.column its place.
+        # Back to the shape of `Batch`: output token i belongs at [row.sample[i], row.column[i]].
         where = row.sample[drawn], row.column[drawn]
         T = max(len(r.output_ids) for r in rollouts)
         return tuple(x.new_zeros(len(rollouts), T).index_put(where, x) for x in (logprobs, entropy))
@@ -301,15 +301,15 @@ class Trainer(TrainedModel):
     """The model, its optimizer, and one step of training. `TrainedModel` adds what samplers and
     checkpoints ask for: logprobs, weights, save, load.
 
-    team    the processes that train together (scaleout/team.py). With one process:
-            mine(batches, rollouts) gives batches, largest first; loss(f, x, ..) is f(x, ..), but
-            keeps a ValueError for `finish`; finish(policy, stats) is stats, or raises it as a
-            FloatingPointError; whole(x) is x; begin(part, version) names the part that comes."""
+    team    the processes that train together (scaleout/team.py). With one process read its calls
+            as if they were not there: mine(batches, ..) yields the batches, the largest first;
+            loss(f, x, ..) calls f(x, ..); finish(.., stats) returns stats, or raises an error that
+            `loss` has kept; whole(x) returns x; mine and begin can end the run."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
         torch.manual_seed(config.seed)
-        # fp32 weights, and so fp32 moments: at lr 5e-7 a bf16 weight would not move.
+        # fp32 weights, and fp32 moments of Adam: at lr 5e-7 a bf16 weight would hardly ever change.
         self.model, self.tokenizer, self.device, self.dtype = load.load_trained(config, team.size)
         policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
                         head_fp32=config.head_fp32)
@@ -319,7 +319,7 @@ class Trainer(TrainedModel):
         self.policy, self.optimizer = team.prepare(policy, optimizer)
 
     def update(self, rollouts, rewards, version):
-        """Update the weights once. Returns (1, metrics); (0, metrics) if nothing can be learned.
+        """Update the weights. Returns (1, metrics): optimizer steps taken; 0: nothing to learn.
 
         rollouts, rewards, version as in `make_batch`. Raises FloatingPointError when a log-prob,
         the loss or the gradient is not finite."""
@@ -328,7 +328,7 @@ class Trainer(TrainedModel):
         if batch is None or not batch.token_weights.any():  # no group, or no token, is left
             return 0, {"tokens/trained": 0}
 
-        # 1. The gradient: those of the micro-batches add up.
+        # 1. The gradient of the step is the sum of the gradients of its micro-batches.
         stats = []
         for indices in self.team.mine(
                 packed.micro_batches(rollouts, config.micro_batch_tokens), rollouts):
@@ -343,7 +343,7 @@ class Trainer(TrainedModel):
                 eps_high=config.eps_high, lags=part.lags, entropy=entropy)
             loss.backward()
             stats.append(stat)
-        # `stats` are sums, minima and maxima: those of micro-batches merge exactly.
+        # `stats` are sums, minima and maxima. So the step's are exact, however samples are split.
         log = merge_stats(self.team.finish(self.policy, stats))
 
         # 2. Clip the global norm (ours).
@@ -366,7 +366,7 @@ class Trainer(TrainedModel):
 class Run:
     """One training run: its parts, and the loop over its steps.
 
-    trainer                a `Trainer`; with several processes it stands for one in each
+    trainer                a `Trainer`; of several processes, an object that calls all Trainers
     problems               what is asked: `train` and `heldout` {id: Problem}, `prompts` {id: token
                            ids} (tasks/problems.py)
     verifier               is an answer right? (tasks/verifier.py)
@@ -394,7 +394,7 @@ class Run:
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | agreement)
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
-            self.evaluate()                     # of step 0, or one that a stop interrupted
+            self.evaluate()                     # the first one, or the one that a stop broke off
         with Progress(self.config.steps, self.step) as progress:
             while self.step < self.config.steps:
                 line = self.train_step()
@@ -402,7 +402,7 @@ class Run:
                     break
                 progress.show(line)
                 if self.step % self.config.eval_every == 0:
-                    self.folder.save(self)      # before each evaluation, else by the clock
+                    self.folder.save(self)      # also in `generate`, every `save_minutes`
                     self.evaluate()
         if self.evaluated != self.step:         # no evaluation fell on the last step
             self.folder.save(self)
@@ -418,8 +418,8 @@ class Run:
     def train_step(self):
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
-        # 1. Generate. Samples of later steps are in flight already; servers go on with them during
-        #    2 and 3 and pause in 4, a sampler in this process waits meanwhile.
+        # 1. Generate. Samples of later steps are being written as well. Servers continue with these
+        #    during 2 and 3 and pause in 4; a sampler in this process stands still from 2 to 4.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
@@ -442,7 +442,7 @@ class Run:
         watch.lap("train")
 
         # 4. Push the weights, in flight (PipelineRL): running sequences keep the keys and values of
-        #    older weights. Without an update too: a server that was away needs them.
+        #    older weights. Push them even if they are the same: a server may have lost them.
         self.version += stepped
         self.push_weights()
         watch.lap("sync")
@@ -466,7 +466,7 @@ class Run:
             self.folder.save_if_due(self)       # a step may take longer than `save_minutes`
             self.admit()
             groups = self.pacer.take(self.version)
-            if groups or not self.sampler.in_flight:        # none in flight: prompts ran out
+            if groups or not self.sampler.in_flight:    # `admit` found no prompt, and nothing runs
                 return groups
             self.collect(self.decode(self.sampler))
 
@@ -495,8 +495,8 @@ class Run:
             self.generated += sum(rollout.sampled)
 
     def reward(self, groups):
-        """(rollouts (P*G), rewards (P, G), metrics); also tells the curriculum. The verifier marks
-        a truncated sample as wrong, whatever its text says (ours)."""
+        """(rollouts (P*G), rewards (P, G), metrics). The curriculum notes the pass rates. The
+        verifier marks a truncated sample as wrong, whatever its text says (ours)."""
         config, G = self.config, self.config.samples_per_prompt
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         verdicts, log = self.verifier.rewards(rollouts, self.problems.train, self.trainer.tokenizer)
@@ -519,7 +519,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate(self):
-        """Answer the held-out prompts, by a sampler of their own; training's waits (vLLM's not)."""
+        """Answer the held-out prompts, with another sampler; training's pauses (not on vLLM)."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other numbers than training's
@@ -527,7 +527,7 @@ class Run:
         verdicts, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         correct = Counter(r.prompt_id for r, verdict in zip(rollouts, verdicts) if verdict > 0)
         result = mean_at_k(correct, heldout, config.eval_samples)
-        # Of the training tasks' held-out problems, and the best model by it: eval_tasks are tests.
+        # The curve and the best model go by training tasks alone: eval_tasks must select nothing.
         mean = fmean(result[task] for task in self.problems.curve_tasks)
         self.evaluated = self.step
         log_evaluation(self, rollouts, correct, result, mean, metrics, time.perf_counter() - start)
@@ -536,7 +536,7 @@ class Run:
             self.folder.save_model(self.trainer, "checkpoints/best")
 
     def answers(self, sampler, problem_ids, samples):
-        """All finished rollouts of `samples` answers to each problem, from an idle sampler."""
+        """The rollouts of `samples` answers to each problem. The sampler must be idle before."""
         for i, problem_id in enumerate(problem_ids):
             sampler.submit(Request(i, problem_id, self.problems.prompts[problem_id], samples))
         rollouts = []

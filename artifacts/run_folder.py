@@ -176,6 +176,8 @@ class RunFolder:
         if state and state["step"] > self.config.steps:
             raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
                               f"{state['step']} already; give a larger number")
+        for name in sorted((state["logs"] if state else {}).keys() - self.log_sizes().keys()):
+            print(f"warning: {self.path / name} is gone; it begins again", file=sys.stderr)
         for name in self.log_sizes():
             path, size = self.path / name, state["logs"].get(name, 0) if state else 0
             with open(path, "rb+") as file:

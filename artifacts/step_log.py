@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 SAMPLES_LOGGED = 4          # of a step, evenly spread over it, are written down to be read
-TIMELINE_EVERY = 10         # steps: when each of their samples was decoded, for --report
+TIMELINE_EVERY = 10         # steps: when each of their samples was decoded (make timeline)
 REDRAW_S = 60               # curve.png is drawn again if it is older: it takes two seconds
 
 
@@ -34,10 +34,11 @@ def describe(run):
     """What begins, for the terminal. The evaluation before a run's first step can take hours."""
     config, samples = run.config, len(run.problems.heldout) * run.config.eval_samples
     first = f"\nFirst it is evaluated: {samples:,} samples." if run.evaluated is None else ""
+    prompt = run.trainer.tokenizer.decode(next(iter(run.problems.prompts.values())))
     return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
             f"{len(run.problems.heldout)} held out, {config.prompts_per_step} x "
             f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "
-            f"{run.trainer.device}. Log: {run.folder.path}{first}")
+            f"{run.trainer.device}. Log: {run.folder.path}\nA prompt: {prompt!r:.400}{first}")
 
 
 def log_step(run, groups, rewards, log, watch):

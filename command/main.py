@@ -70,9 +70,6 @@ def main(argv=None, make_trainer=Trainer):
         where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
         print(f"scalerl.py: {where}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:                       # before signals are heeded
-        print("scalerl.py: interrupted before the run had begun: nothing to save", file=sys.stderr)
-        return 130
     finally:
         if run:
             run.close()

@@ -3,6 +3,7 @@ import argparse
 import dataclasses
 import inspect
 import re
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,6 +82,7 @@ def parse(argv):
 
 def answer_at_once():
     """Print help, or what is wrong with the command line, and end the program; else do nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)        # until signals are heeded: no traceback
     try:
         parse(sys.argv[1:])
         if sys.platform == "win32":

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 import fit
-from artifacts.step_log import TIMELINE_EVERY
 from command import symptoms
-from fitting import figures, readers
+from fitting import figures
 
 PAGE = Path(__file__).with_name("page.html").read_text("utf-8")
-ROWS = 128                      # samples in the picture of a step at most, evenly chosen
 BINS = 150                      # points of a chart at most: means over equally many steps
 CHARTS = {                      # question -> columns of the log
     "Does it learn?": "held_out pass_rate frac_reward_zero_std optimizer_step curriculum/active "
@@ -39,14 +35,12 @@ def write_report(folder):
         why = "has no finished step yet" if folder.exists() else "is not there"
         raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl {why}")
     last, told = steps[-1], symptoms.told(rows)
-    figure, sentence = one_step(folder / "groups.jsonl", steps)
     with matplotlib.rc_context({"svg.fonttype": "none"}):       # letters stay letters: small files
         body = [
             f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:d}; "
             f"{sum(row.get('time/step_s', 0) for row in steps) / 3600:.2f} h in steps; "
             f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,d} tokens "
             f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
-            "<h2>One step</h2>", inline(figure) if figure else "", f"<p>{sentence}</p>",
             "<h2>Is it working?</h2>",
             *(f"<p>{escape(line)}</p>" for line in told)]
         picture = folder / "curve.png"              # as the run has drawn it at its last evaluation
@@ -58,52 +52,6 @@ def write_report(folder):
     page = PAGE.replace("{title}", escape(folder.name)).replace("{body}", "\n".join(body))
     path.write_text(page, "utf-8")
     return str(path), *told
-
-
-def one_step(path, steps):
-    """(figure, sentence) of the recorded step with samples of most versions, or (None, why)."""
-    lines = readers.read_jsonl(path)[0] if path.is_file() else ()
-    if recorded := [line for line in lines if "timeline" in line]:
-        return timeline(max(recorded, key=lambda line: len(
-            {v for sample in line["timeline"] for v, _ in sample["versions"]})), steps)
-    return None, f"There is no picture of a step: every {TIMELINE_EVERY}th has one, none of vLLM's."
-
-
-def timeline(trained, steps):
-    """(figure, sentence) of a step's line of groups.jsonl, with a "timeline" (step_log.py) in it.
-    steps: the rows of metrics.jsonl, with the "decode/clock" at which each pushed its weights."""
-    samples = trained["timeline"]
-    bars = [(sample["ended"] - sum(n for _, n in sample["versions"]), sample)
-            for sample in samples[::-(-len(samples) // ROWS)]]
-    bars.sort(key=lambda bar: (bar[0], bar[1]["ended"]))
-    zero = bars[0][0]
-    versions = sorted({v for _, sample in bars for v, _ in sample["versions"]})
-    shade = dict(zip(versions, matplotlib.colormaps["viridis"](np.linspace(0, 1, len(versions)))))
-
-    figure, ((ax,),) = figures.empty(5.6, 2.2 + 0.032 * len(bars), 1, 1)
-    for y, (start, sample) in enumerate(bars):
-        x = start - zero
-        if sample["forced"]:
-            first, number = sample["forced"]
-            ax.barh(y, number, left=x + first, height=0.4, color="black", zorder=3)
-        for version, number in sample["versions"]:
-            ax.barh(y, number, 1, x, color=shade[version], edgecolor="white", linewidth=0.4)
-            x += number
-    for row in steps:
-        if zero < row.get("decode/clock", 0) and row["step"] <= trained["step"]:
-            ax.axvline(row["decode/clock"] - zero, color=figures.ORANGE, linewidth=1, zorder=2)
-    ax.set(xlabel="decode steps: one token of every running sample", yticks=[], xlim=(0, None),
-           ylabel="samples, oldest below", ylim=(-1, len(bars)))
-    ax.grid(False)
-    shown = versions[::-(-len(versions) // 6)]
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False, fontsize=9,
-              handles=[*(Patch(color=shade[v], label=f"weights {v}") for v in shown),
-                       Line2D([], [], color="black", linewidth=2.5, label="forced phrase"),
-                       Line2D([], [], color=figures.ORANGE, label="end of a step")])
-    across = sum(len(sample["versions"]) > 1 for sample in samples)
-    return figure, (f"Step {trained['step']} was trained on {len(samples)} samples: a bar over the "
-                    f"time in which each was decoded, in the colors of its weights. {across} went "
-                    f"on while weights changed. {len(bars)} are drawn.")
 
 
 def charts(rows):

@@ -1,4 +1,4 @@
-"""compute.py: what training has cost, the x of the curve; of the samples that steps have consumed.
+"""compute.py: what training has cost, the x of the curve: FLOPs of samples that steps consume.
 
     a matrix product    2 FLOPs for each weight and token; of a layer of experts, only the experts
                         that a token is sent to (its router and shared experts: every token)

@@ -1,7 +1,7 @@
-"""packed.py: one row of tokens, no padding, each prompt computed once.
+"""packed.py: a micro-batch is one row of tokens, without padding, and has each prompt once.
 
 A step's batch is P prompts with G samples each. In P*G padded rows most of the work would be waste,
-and each prompt would be computed G times. Here it is ONE row,
+and each prompt would be computed G times. Here a micro-batch is ONE row,
 
     [ prompt 0 | prompt 1 | ... | output 0 | output 1 | output 2 | ... ]        (1, T)
 

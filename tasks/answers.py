@@ -66,7 +66,7 @@ def judged(text, gold, question=""):
     beside = [f"0 {part}" for part in RE.beside_box.findall(text)]
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
             for part in RE.declared.split(text)[1:]]
-    said = [re.split(r"(?i)\b(?:because|since|where)\b", part, maxsplit=1)[0] for part in said
+    said = [re.split(r"(?i)\b(?:because|since|where|(?:al)?though)\b", part)[0] for part in said
             if "\0" not in part and part.strip(" *_$`")]
     moment = RE.moment.search(clean(gold)) and not re.search("ratio|odds|scale", question)
     number = not (moment or "=" in gold) and plain_number(gold, bool(RE.ratio.fullmatch(gold)))
@@ -109,7 +109,8 @@ def judged(text, gold, question=""):
 
 def formulas_of(question):
     """The formulas that a question shows, as LaTeX or, of numbers, as plain text."""
-    text = re.sub(r"square root of ([0-9]+)", r"\\sqrt{\1}", question)
+    text = re.sub(r"square (root )?of ([0-9]+)", lambda found: (
+        rf"\sqrt{{{found[2]}}}" if found[1] else f"{found[2]}^2"), question)
     found = RE.formula.findall(text) + [
         part for part in RE.piece.findall(RE.formula.sub(" $ ", text)) if RE.signed.search(part)]
     return tuple(part for part in found if not RE.no_formula.search(part))
@@ -207,7 +208,8 @@ def same_number(part, gold, question="", ratio=False):
         return None if not gold[1] and RE.constant.fullmatch(
             RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
-    if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
+    if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question) \
+            or RE.other_form.search(f"{question}\0{part}"):
         return False
     if abs(value - gold_value) * 10**9 <= abs(gold_value) * (gold_value.denominator > 10**9):
         # 1/6 for .16666666667; .05% for .05, also as a probability, and 7% of apples
@@ -222,6 +224,7 @@ def same_number(part, gold, question="", ratio=False):
 @functools.lru_cache(maxsize=4096)
 def unit_of(part):
     """[(kind, name), ...] of an answer's unit: "5 square feet" has "2" and ft. []: none known."""
+    part = re.sub(r"(?<=\w) (?:in|on|for|at) (?:an?|the|one|each)\b.*", "", part)  # s in a day
     if degree := RE.degree.search(part):
         return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
     end = RE.money.search(part) or RE.unit_at_end.search(clean(part))
@@ -233,7 +236,8 @@ def unit_of(part):
 
 def other_unit(part, gold, question):
     """Whether an answer has another unit than the gold one or, if that has none, the question."""
-    found, wanted, question = unit_of(part), unit_of(gold), question.lower().strip()
+    found, wanted = unit_of(part), unit_of(gold)
+    question = RE.squared.sub(r"square \1", question.lower().strip())
     if wanted or not found:
         return found not in ([], wanted)
     asked = [re.split(" per |[ /]", phrase) for phrase in RE.asked_unit.findall(question)]
@@ -275,6 +279,8 @@ def same_text(part, gold, question=""):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, wanted.partition("_")[0])
+    if RE.sorted.search(question) and "," in gold:  # the order counts
+        return len({tuple(map(plain_number, one.split(","))) for one in (part, clean(gold))}) == 1
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
     if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):
         return False  # (b, a) = (1, 2), where (a, b) is asked
@@ -284,6 +290,7 @@ def same_text(part, gold, question=""):
     value = re.sub(r"_\s*\{[^{}]*\}", "", part).rpartition("=")[2]  # no "=" of a sum's bound
     return False if marks[0] != marks[1] or part.count(",") >= MOST_ANSWERS + len(gold) or (
         RE.unevaluated.search(value) and not RE.unevaluated.search(gold)) or (
+        RE.words.fullmatch(RE.text.sub(r"\1", part)) and re.search("[0-9]", gold)) or (
         RE.lowest.search(question) and "frac" in part and not re.search("frac|/|-", gold)) else None
 
 

@@ -79,10 +79,12 @@ def judge(name, packed, text):
     if not isinstance(value, int | float) or not -1 <= value <= 1:  # nan neither
         tell(path, type(value).__name__, f"{reprlib.repr(value)} is no reward from -1 to 1")
         return "bad reward"
+    if value not in (-1, 0, 1):
+        tell(path, "part", f"{value:g}: above 0 is right and earns 1, the rest -1", "cut at 0")
     return "correct" if value > 0 else "wrong"
 
 
-def tell(path, what, sentence):
+def tell(path, what, sentence, counted="counted as an error"):
     if (path, what) not in TOLD:
         TOLD.add((path, what))
-        print(f"{path}: counted as an error, and told once: {sentence}", file=sys.stderr)
+        print(f"{path}: {counted}, and told once: {sentence}", file=sys.stderr)

@@ -181,7 +181,8 @@ def read_records(name, options):
         return [record for config in options["config"].split("+") for record in
                 datasets.load_dataset(repository, config or None, split=options["split"])]
     except Exception as error:  # other people's programs: errors of any class
-        cause = (str(error).strip() or repr(error)).splitlines()[0]
+        place = f"after line {table.line_num}: " if isinstance(error, csv.Error) else ""
+        cause = place + (str(error).strip() or repr(error)).splitlines()[0]
         raise TaskError(f"task {name!r} cannot be read: {cause}") from error
 
 

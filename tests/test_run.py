@@ -1057,16 +1057,6 @@ def test_a_run_says_that_the_file_of_its_own_reward_has_changed(micro, tmp_path,
     assert f"warning: {own} has changed since this run began" in capsys.readouterr().err
 
 
-def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
-    """Servers take a minute to come up: the moment in which people change their minds."""
-    def interrupted(*_):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(command_main, "make_run", interrupted)
-    assert main(arguments(micro, name="i")) == 130
-    assert capsys.readouterr().err == ("scalerl.py: interrupted before the run had begun: nothing "
-                                       "to save\n")
-
-
 def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path, monkeypatch, capsys):
     words = arguments(micro, name="e", retire_at=0.0001, steps=60, eval_every=100,
                       task_options='{"size": 8, "min_digits": 2, "max_digits": 2}')

@@ -364,6 +364,17 @@ def test_a_log_that_a_power_cut_has_shortened_keeps_its_whole_lines(left, make, 
     folder.close()
 
 
+def test_a_log_that_is_gone_is_told(make, capsys):
+    folder = make()
+    logged(folder, range(3))
+    save(folder, 2)
+    (folder.path / "metrics.jsonl").unlink()
+    folder = again(folder)
+    folder.rewind()
+    assert "warning: runs/r/metrics.jsonl is gone; it begins again" in capsys.readouterr().err
+    folder.close()
+
+
 def test_from_a_damaged_checkpoint_a_run_falls_back_to_the_one_before(make, capsys):
     """In a sentence; the damaged one is kept under another name. With none left, nothing is
     changed, and nobody trains from the first step by mistake."""

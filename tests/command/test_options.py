@@ -1,5 +1,7 @@
 """The command line answers before anything is computed."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -23,6 +25,7 @@ def test_help_and_typos_import_none_of_the_packages_that_take_seconds(words, cod
 
 def test_the_wrong_python_is_one_sentence(monkeypatch, capsys):
     """`python scalerl.py`, as the help has it, outside of the environment that make has made."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)          # this process goes on
     monkeypatch.setattr(sys, "argv", ["scalerl.py", "--model", "m", "--name", "none-of-these"])
     monkeypatch.setattr(options, "find_spec", lambda _: None)
     with pytest.raises(SystemExit) as ended:
@@ -30,3 +33,14 @@ def test_the_wrong_python_is_one_sentence(monkeypatch, capsys):
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
         "scalerl.py: this Python has no torch: call .venv/bin/python, which `make` makes\n")
+
+
+def test_ctrl_c_while_torch_is_imported_is_no_traceback(tmp_path):
+    """That takes seconds: the moment in which people change their minds. (This torch is no torch.)
+    """
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / "scalerl.py", "--model", "m", "--name", "none-of-these"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

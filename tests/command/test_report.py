@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 from base64 import b64encode
-from collections import Counter
 from html.parser import HTMLParser
 
 import numpy as np
@@ -33,7 +32,8 @@ def run(tmp_path, seed):
             "compute/flops": step * 1e12, "compute/tokens": step * 999})
     evals = [{"step": 2 * i, "compute/flops": 2e12 * i,
               "eval/toy/mean@4": fit.sigmoid(2e12 * i, 0.7, 2.0, 6e12, 0.2) + rng.gauss(0, 0.003),
-              "eval/other/mean@4": fit.sigmoid(2e12 * i, 0.5, 1.5, 8e12, 0.1)} for i in range(12)]
+              "eval/other/mean@4": fit.sigmoid(2e12 * i, 0.5, 1.5, 8e12, 0.1), "held_out": i / 12}
+             for i in range(12)]
     for name, rows in (("metrics", metrics), ("evals", evals)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -107,53 +107,6 @@ def test_a_chart_is_as_wide_as_a_phone_and_its_numbers_are_whole(rng):
         drawn = ax.lines[0].get_xydata()
         assert len(drawn) == 140                        # means of five
         assert drawn[:, 1] == pytest.approx([numbers[i:i + 5].mean() for i in range(0, 700, 5)])
-
-
-def test_the_first_picture_is_the_step_that_most_versions_have_written(run, rng):
-    """Each token stands where it was decoded: a decode step each, the last at `ended`; and a push
-    stands between the tokens of two versions."""
-    def sample(begun, pushed):
-        tokens = int(rng.integers(9, 30))
-        written = [2 + sum(begun + t >= push for push in pushed) for t in range(tokens)]
-        return {"ended": begun + tokens, "forced": [4, 3] if begun % 2 else [],
-                "versions": [[v, written.count(v)] for v in sorted(set(written))]}
-    few, many = ([sample(int(rng.integers(0, 60)), pushed) for _ in range(200)]
-                 for pushed in ((30,), (25, 40, 60)))
-    lines = [{"step": 3, "groups": []}, {"step": 10, "groups": [], "timeline": few},
-             {"step": 20, "groups": [], "timeline": many}]
-    (run / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 20, "decode/clock": 89}) + "\n")
-    text = Path(report.write_report(run)[0]).read_text()
-    assert text.index("Step 20 was trained on 200 samples") < text.index("<h2>Is it working?")
-    assert all(f">weights {v}</text>" in text for v in (2, 3, 4, 5)) and "100 are drawn" in text
-
-    steps = [{"step": i, "decode/clock": clock} for i, clock in enumerate((25, 40, 60, 89), 17)]
-    figure, _ = report.timeline(lines[2], steps)
-    (ax,) = figure.axes
-    zero = min(s["ended"] - sum(n for _, n in s["versions"]) for s in many[::2])
-    pushes = [line.get_xdata()[0] + zero for line in ax.lines]
-    assert pushes == [25, 40, 60, 89]
-    colors = sorted({bar.get_facecolor() for bar in ax.patches if bar.get_height() > .5})
-    assert len(colors) == 4
-    tokens = Counter()
-    for bar in ax.patches:
-        if bar.get_height() > .5:               # the bar of one version: between two pushes
-            tokens[bar.get_y()] += bar.get_width()
-            begin, end = bar.get_x() + zero, bar.get_x() + bar.get_width() + zero
-            assert sum(begin >= p for p in pushes[:3]) == sum(end > p for p in pushes[:3])
-    assert sorted(tokens.values()) == sorted(sum(n for _, n in s["versions"]) for s in many[::2])
-    forced = [bar for bar in ax.patches if bar.get_height() < .5]
-    assert len(forced) == sum(bool(s["forced"]) for s in many[::2])
-    assert all(bar.get_width() == 3 for bar in forced)
-
-
-def test_where_no_step_is_recorded_a_sentence_says_why_in_place_of_the_picture(run):
-    """A page without its first picture looks broken."""
-    (run / "groups.jsonl").write_text('{"step": 1, "groups": []}\n')
-    text = Path(report.write_report(run)[0]).read_text()
-    place = text.partition("<h2>One step</h2>")[2].partition("<h2>")[0]
-    assert "every 10th has one" in place and "<svg" not in place
 
 
 def test_the_name_of_a_run_is_shown_and_never_obeyed(run):

@@ -649,7 +649,7 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 10, 0), ("sixth", 3, 1), ("seventh", 1, 0),
-    ("eighth", 16, 2), ("ninth", 5, 0)])
+    ("eighth", 16, 2), ("ninth", 5, 0), ("tenth", 3, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -661,7 +661,8 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
 
 
 @pytest.mark.parametrize(("answer", "gold", "reason"), [
-    ("9^{9^{9}}", "x^2", "wrong"), ("2^{100000} + x", "x^2", "wrong"), ("12345!+x", "x", "wrong"),
+    ("9^{9^{9}}", "x^2", "wrong"), ("{9}^{{9}^{{9}^{9}}}", "x^2", "wrong"),
+    ("2^{100000} + x", "x^2", "wrong"), ("12345!+x", "x", "wrong"),
     ("x^{2^3}", "x^8", "correct"), ("10^{2^{2^{9}}}+x", "x^2", "wrong"),
     ("(x+y+z)^{2^{9}}", "x^2", "wrong"), ("x^{2^{4}!}", "x^2", "wrong"),
     ("(x+y+z+w+1)^{714}", "x^2", "wrong"), (r"9^{512\cdot 9999999}+x", "x^2", "wrong"),
@@ -687,8 +688,31 @@ def test_what_the_ninth_set_showed(text, gold, right):
     assert (verify(text, gold)[0] > 0) == right
 
 
+@pytest.mark.parametrize(("text", "gold", "question", "right"), [
+    (r"It is $0.\dot{2}\dot{7}$", r"0.\overline{27}", "Write 3/11 as a repeating decimal.", True),
+    ("Write 3/11 as a decimal.", r"0.\overline{27}", "Write 3/11 as a decimal.", False),
+    ("Convert it: 1/8", "0.125", "Write one eighth as a decimal.", False),
+    (r"\boxed{3200}", r"3.2 \times 10^{3}", "Write 3200 in scientific notation.", False),
+    (r"\boxed{3.2\cdot 10^3}", r"3.2 \times 10^{3}", "In scientific notation?", True),
+    (r"\boxed{\frac12, \frac13}", "1/3, 1/2", "Put them in increasing order.", False),
+    (r"\boxed{\frac12, \frac13}", "1/3, 1/2", "Which two fractions are meant?", True),
+    ("So there are 3600 seconds in an hour.", "3600", "How many seconds has an hour?", True),
+    ("The trip took 3 hours and 25 minutes.", r"3 \text{ hours } 25 \text{ minutes}", "", True),
+    ("The trip took 3 hours and 20 minutes.", r"3 \text{ hours } 25 \text{ minutes}", "", False),
+    ("The 100th day after June 24 is October 2nd.", "October 2", "", True),
+    (r"\boxed{12 midnight}", "12 noon", "", False),
+    ("The area is 54 m².", "54", "What is it in cm²?", False),
+    ("The answer is 16, though 15 is possible.", "15", "", False),
+    (r"\boxed{{-}7}", "-7", "", True),
+    ("It has infinitely many solutions.", r"\text{infinitely many}", "", True),
+    ("It has finitely many solutions.", r"\text{infinitely many}", "", False)])
+def test_what_the_tenth_set_showed(text, gold, question, right):
+    assert (verify(text, gold, question=question)[0] > 0) == right
+
+
 @pytest.mark.parametrize("answer", [
-    "(a) or (b)", "(a), (b)", "(a) (b) (c) (d)", "(a) and not (b)", "(A) or (B)"])
+    "(a) or (b)", "(a), (b)", "(a) (b) (c) (d)", "(a) and not (b)", "(A) or (B)", "(a)(b)",
+    "(A)(B)", "(a) is wrong", "(A) is not right"])
 def test_several_choices_in_small_letters_are_wrong_as_in_large_ones(answer):
     """Only the first letter was read: "(a) or (b)" was paid for A."""
     for text in (rf"\boxed{{{answer}}}", f"The answer is {answer}."):

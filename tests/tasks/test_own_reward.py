@@ -86,6 +86,8 @@ def test_above_0_is_right_and_what_is_no_reward_is_counted_and_told(file, capfd,
     assert log["verifier/error_frac"] == (reason in ("error", "bad reward")) / 2
     assert log["verifier/bad_reward_frac"] == (reason == "bad reward") / 2
     assert told.count("counted as an error, and told once") == (reason in ("error", "bad reward"))
+    assert told.count("cut at 0, and told once") == (value in ("1e-9", "-0.3", "__import__('numpy')"
+                                                               ".float32(.5)"))
 
 
 @pytest.mark.parametrize("code", ["sys.exit(0)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
