@@ -135,11 +135,10 @@ def arguments(argv):
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     args = p.parse_args(argv)
-    least = dict(plan=1e-4, apart=1e-4, answers=1, predict=0, target=0, bootstrap=0)
-    for name, low in least.items():
-        for value in np.ravel(getattr(args, name)):
+    for n, low in dict(plan=1e-4, apart=1e-4, answers=1, predict=0, target=0, bootstrap=0).items():
+        for value in np.ravel(getattr(args, n)):
             if value is not None and not low <= value < np.inf:
-                raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
+                raise BadInput(f"--{n} takes a number of at least {low:g}, got {value:g}")
     if (args.target or 0) > 1:
         raise BadInput(f"--target is a pass rate in [0, 1], got {args.target:g}")
     args.plan = args.apart / APART if args.apart else args.plan

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from fit import LEVEL
+from fit import B_RANGE, LEVEL
 
 BLUE, ORANGE, GREY = "#15406f", "#d9822b", "#777777"
 FORMS = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}          # how the parameters of a fit are printed
@@ -15,8 +15,10 @@ def span(low, high, form=".3g"):
 
 
 def with_interval(fit, name):
-    """A parameter of a fit and its interval, as text."""
-    return f"{getattr(fit, name):{FORMS[name]}} {span(*fit.ci[name], FORMS[name])}"
+    """A parameter of a fit and its interval, as text; A or B at the end of its range: "bound"."""
+    value, most = getattr(fit, name), {"A": 1.0, "B": B_RANGE[1]}.get(name, np.inf)
+    bound = " (bound)" * (value > most - 1e-6)
+    return f"{value:{FORMS[name]}}{bound} {span(*fit.ci[name], FORMS[name])}"
 
 
 def empty(width, height, rows, columns, **options):

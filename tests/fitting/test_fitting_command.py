@@ -24,6 +24,17 @@ def test_warnings_are_counted_and_shown_with_why(tmp_path, capsys):
     assert "warning: b: the data end at" in capsys.readouterr().out
 
 
+def test_a_ceiling_or_a_steepness_at_the_end_of_its_range_is_marked(tmp_path, capsys):
+    """The paper's fits do not touch their grid's ends; a ceiling of 1 is only where the range ends."""
+    C = np.arange(31) * 1e4
+    write_run(tmp_path / "line", C, 0.1 + 1e-6 * C)
+    write_run(tmp_path / "leap", C, np.where(C < 1e5, 0.1, 0.7))
+    for name, column in ("line", "1.000 (bound) ["), ("leap", "20.00 (bound) ["):
+        assert main([str(tmp_path / name), "--out", "none"]) == 0
+        said = capsys.readouterr().out
+        assert column in said and said.count("(bound)") == 1, name
+
+
 def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     """The line is there with every fit, whoever wins; `--why` shows it."""
     run = write_run(tmp_path / "r", *made(n=25))
