@@ -25,7 +25,7 @@ def test_warnings_are_counted_and_shown_with_why(tmp_path, capsys):
 
 
 def test_a_ceiling_or_a_steepness_at_the_end_of_its_range_is_marked(tmp_path, capsys):
-    """The paper's fits do not touch their grid's ends; a ceiling of 1 is only where the range ends."""
+    """No published fit stands at an end of its grid: a ceiling of 1 is where the range ends."""
     C = np.arange(31) * 1e4
     write_run(tmp_path / "line", C, 0.1 + 1e-6 * C)
     write_run(tmp_path / "leap", C, np.where(C < 1e5, 0.1, 0.7))
