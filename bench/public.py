@@ -89,6 +89,12 @@ def has_trend(y):
     return bool(means.max() - means.min() > noise_of(y, last))
 
 
+def line(x, y, at):
+    if np.unique(x[x > 0]).size < 2:
+        raise BadInput("a line needs two points after step 0")
+    return line_at(x, y, at)
+
+
 def logit_line(x, y, at):
     """The line in log x of the logit of y -> y at `at`."""
     x, y = x[x > 0], y[x > 0]
@@ -136,7 +142,7 @@ def forecast(x, y, cut):
         return fit.curve(end)
 
     ways = dict(sigmoid=sigmoid, naive=lambda: y[early][-3:],
-                line=lambda: line_at(x[early], y[early], end),
+                line=lambda: line(x[early], y[early], end),
                 logit=lambda: logit_line(x[early], y[early], end))
     for name in FORECASTS:
         try:

@@ -2,8 +2,8 @@
 
     trainer.add_callback(ForecastCallback(trainer, "eval_reward", reward_range=(-1, 1)))
 
-From the sixth evaluation on it prints a line with the verdict, and logs forecast/end, /low, /high.
-Evaluate at step 0 too (eval_on_start=True): without that R0 has to be fitted."""
+From the sixth evaluation on it prints a line with the verdict, and logs forecast/end, /low, /high
+as rewards. Evaluate at step 0 too (eval_on_start=True): without that R0 has to be fitted."""
 import re
 
 import numpy as np
@@ -24,7 +24,8 @@ class ForecastCallback(TrainerCallback):
         if not found or not all(0 <= rate <= 1 for rate in found.values()):
             line = f"no forecast: {self.metric} is no number in [{self.lo:g}, {self.hi:g}]"
         if line and state.is_world_process_zero:
-            print(line)
+            print(f"{self.metric}, {self.lo:g} to {self.hi:g} as 0 to 1: {line}")
         if numbers := re.match(r"end (\S+)(?: \[(\S+), (\S+)\])?", line):
-            self.trainer.log({f"forecast/{name}": float(text) for name, text in
-                              zip(("end", "low", "high"), numbers.groups()) if text})
+            self.trainer.log({f"forecast/{name}": self.lo + (self.hi - self.lo) * float(text)
+                              for name, text in zip(("end", "low", "high"), numbers.groups())
+                              if text})

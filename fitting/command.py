@@ -29,8 +29,7 @@ RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoa
 header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
 steps if every step costs the same, as 0.4 GPU-hours: --x step --x-scale 0.4
 
-Read the verdict first, then --why. --until is the test that counts.
-Exit codes: 0 well; 2 input that cannot be used."""
+Read the verdict first, then --why. --until is the test that counts. Exit codes: 0, 2: bad input"""
 
 
 def fit_table(fits):
@@ -50,21 +49,22 @@ def rival_lines(label, fit, why):
                f" a constant, AIC {constant['delta_aic']:+.1f} (below 0: fits better)")
 
 
-def held_out_lines(told):
-    low, high, measured = told["lo"], told["hi"], told["measured"]
-    where = "" if np.isnan(low) else ", in the interval" if low <= measured <= high else \
-        ", outside the interval"
+def held_out_lines(told, value):
+    low, high, seen = told["lo"], told["hi"], told["measured"]
+    where = "" if np.isnan(low) else f", {'in' if low <= seen <= high else 'outside'} the interval"
     return [f"predicted from the first part for the last {told['evaluations']} evaluations: "
-            f"{with_ends(told['predicted'], low, high)}; measured {measured:.3f}; "
+            f"{with_ends(told['predicted'], low, high)}; measured {seen:.3f}; "
             f"error {told['error']:+.3f}{where}",
             f"naive forecast, the last 3 fitted evaluations carried forward: {told['naive']:.3f}; "
-            f"error {told['naive_error']:+.3f}"]
+            f"error {told['naive_error']:+.3f}"] + [
+                f"the middle of three, {value:.3f}: error {value - seen:+.3f}"] * (
+                    bool(value != told["predicted"]))
 
 
 def ahead_lines(fit, predict, target):
     """--predict: the reward at a compute; --target: the reverse."""
     for C in predict:
-        times, told = C / fit.C[-1], with_ends(*fit.predict(C))
+        times, told = C / fit.C[-1], with_ends(*np.clip(fit.predict(C), 0, 1))   # power: below 0
         yield f"at compute {C:.3g} ({times:.2g} times the data): {told}"
     if target is not None:
         C, draws = fit.compute_for(target), np.concatenate([
@@ -73,7 +73,7 @@ def ahead_lines(fit, predict, target):
         why = best if fit.R.max() >= target else fit.no_interval
         yield (f"to reach {target:g} takes compute {C:.3g} {span(*interval(draws))}"
                if np.isfinite(C) else f"no forecast of {target:g}: {why}" if why else
-               f"{target:g} is never reached: the ceiling is {with_interval(fit, 'A')}")
+               f"the curve never reaches {target:g}: its ceiling is {with_interval(fit, 'A')}")
 
 
 def report_run(args, refit, curve, prior=None):
@@ -86,18 +86,19 @@ def report_run(args, refit, curve, prior=None):
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
         judged = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
-        lines += held_out_lines(held_out(C, R, judged))
-        warnings += [f"up to {cut:.3g}: {warning}" for warning in judged.warnings]
         ahead, where = C[C > cut][-LAST:], "at the end"
+        lines += held_out_lines(held_out(C, R, judged), judge(judged, ahead)["value"])
+        warnings += [f"up to {cut:.3g}: {warning}" for warning in judged.warnings]
     if prior:
         like = fit_like(judged, prior)
-        lines = held_out_lines(held_out(C, R, like)) if cut else []
+        lines = held_out_lines(held_out(C, R, like), judge(like, ahead)["value"]) if cut else []
         lines[:0] = filter(None, [disagree(judged, like), "without earlier runs: "
                                   + verdict_line(judge(judged, ahead), where)])
         judged, where = like, f"{where} (with earlier runs)"
     if args.by_problem:
         lines.insert(0, by_problem_lines(curve, args.x_scale, cut))
-    lines += ahead_lines(fit if cut else judged, args.predict, args.target)
+    lines += ["of the whole run: " * bool(cut) + line for line in ahead_lines(
+        fit if cut else judged, args.predict, args.target)]
     if args.plan:
         theta = {name: getattr(fit, name) for name in THETA}
         lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1]) if fit.A > fit.R0 else [
@@ -151,7 +152,7 @@ def report(args):
         raise BadInput(f"--like, --plan are of the sigmoid, not of --law {args.law}")
     if not args.runs:
         if not args.plan:
-            raise BadInput("it takes a RUN; or --plan W, or --apart D, before there is one")
+            raise BadInput("it takes a RUN, before --like; or --plan W, or --apart D alone")
         print(*plan_lines(TYPICAL, 1, args.plan, args.until), sep="\n")
         return
     columns = (args.x, args.y, args.x_scale, args.reward_range)

@@ -33,8 +33,7 @@ def empty(width, height, rows, columns, **options):
 
 def log_axis(axis):
     """A logarithmic axis with labels to read: below two decades matplotlib has two, or a heap."""
-    decades = np.ptp(np.log10(axis.get_view_interval()))
-    if decades < 2:
+    if (decades := np.ptp(np.log10(axis.get_view_interval()))) < 2:
         axis.set_major_locator(MaxNLocator(4, steps=(1, 2, 5, 10)) if decades < 0.9 else
                                LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

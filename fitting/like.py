@@ -53,8 +53,7 @@ def fit_like(early, prior, draws=400, seed=0):
         pool.append(Replicates(law, theta, noise * rng.standard_normal(200)))
         best[law] = map(float, parameters(found.x)[:3])
     A, B, C_mid = best["sigmoid"]
-    flat = early.rivals["constant"] | {"delta_aic": np.inf}       # earlier runs show the rise
-    rivals = early.rivals | {"constant": flat}
+    rivals = early.rivals | {"constant": early.rivals["constant"] | {"delta_aic": np.inf}}
     return replace(early, law="sigmoid", A=A, B=B, C_mid=C_mid, pool=tuple(pool), rivals=rivals)
 
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from fit import BadInput, checked
 
-# Tried in this order when --x or --y is not given; the choice is always printed. FLOPs come first
-# because they are the same on every machine and every day, which hours are not. _step comes late:
-# it counts the calls of a logger, and transformers makes several in one step.
+# Tried in this order when --x or --y is not given. FLOPs come first: they are the same on every
+# machine, which hours are not. _step counts a logger's calls; transformers makes several a step.
 STEP_COLUMNS = ("step", "train/global_step", "_step", "Step", "global_step", "training/global_step",
                 "current_steps", "iteration")
 X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
@@ -308,13 +307,16 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         C, R, doubts = evaluations(rows, x_name, y_name, path)
         more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
         notes += more + others + doubts
-        usual = (lo, hi) == (0, 1) and not re.search("(?i)reward|score|return", y_name)
-        if percent := usual and 1.05 < R.max() <= 100:                # 1.001 is a slip, no percent
-            notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent")
+        mapped, graded = (lo, hi) != (0, 1), re.search("(?i)reward|score|return", y_name)
+        if percent := not (mapped or graded) and 1.05 < R.max() <= 100:     # 1.001 is a slip
+            notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent, not as counts "
+                         "(--reward-range 0 N)")
+        notes += [f"{y_name} is mapped from [{lo:g}, {hi:g}] onto [0, 1]"] * mapped
         rates = R / 100 if percent else (R - lo) / ((hi - lo) or np.nan)
         if not 0 <= rates.min() <= rates.max() <= 1 + 1e-9:
             raise BadInput(f"{y_name} goes from {R.min():g} to {R.max():g}, not from {lo:g} to "
-                           f"{hi:g}: a pass rate lies in [0, 1], --reward-range LO HI maps others")
+                           f"{hi:g}: a pass rate lies in [0, 1], --reward-range LO HI maps others "
+                           "(LO and HI: the least and the most that is possible)")
         seeds.append((C * x_scale, rates))
     label = run or (given.absolute().name if given.is_dir() else given.stem)
     picture = given / "curve.png" if given.is_dir() else Path(

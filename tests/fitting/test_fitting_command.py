@@ -155,7 +155,29 @@ def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
     assert f"at compute 1e+05 (6.2 times the data): {f.curve(1e5):.3f} [" in said
     assert f"to reach 0.58 takes compute {f.compute_for(0.58):.3g} [" in said
     main([str(run), "--target", "0.9", *few])
-    assert "0.9 is never reached: the ceiling is" in capsys.readouterr().out
+    assert "the curve never reaches 0.9: its ceiling is" in capsys.readouterr().out
+
+
+def test_with_until_what_is_told_of_the_whole_run_says_so_and_the_forecast_has_its_error(
+        tmp_path, capsys):
+    """`--predict` was taken for the first part's, and the error told was another number's. (The
+    reward falls before the cut, so the forecast is the middle one.)"""
+    C = np.arange(31) * 100.0
+    R = np.interp(C, [0, 500, 1000, 1500, 3000], [0.2, 0.6, 0.7, 0.5, 0.45])
+    run = write_run(tmp_path / "r", C, R)
+    assert main([str(run), "--until", "0.5", "--predict", "1e5", "--out", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "\nof the whole run: at compute 1e+05 " in said
+    value = float(re.search(r"value: (\S+) \(middle of three\)", said)[1])
+    error = float(re.search(rf"the middle of three, {value:.3f}: error (\S+)", said)[1])
+    assert error == pytest.approx(value - R[-5:].mean(), abs=2e-3)
+
+
+def test_a_power_law_predicts_no_negative_pass_rate(tmp_path, capsys):
+    run = write_run(tmp_path / "r", *made(n=31))
+    assert main([str(run), "--law", "power", "--predict", "1", "--out", "none"]) == 0
+    told = re.search("^at compute 1 .*", capsys.readouterr().out, re.M)[0]
+    assert told.endswith(": 0.000 [0.000, 0.000]")
 
 
 def test_a_target_that_was_measured_is_not_called_out_of_reach(tmp_path, capsys):

@@ -38,7 +38,7 @@ def test_one_run_is_the_same_in_every_tools_log(log, options, unit):
     np.testing.assert_allclose(curve.C, ours.C / 1e12 * unit, rtol=1e-6)
     np.testing.assert_allclose(curve.R, ours.R, atol=1e-4)
     assert curve.C[0] == 0 and curve.C.size == 13
-    assert all(note.startswith("read from") for note in curve.notes)
+    assert all(note.startswith("read from") or " is mapped from " in note for note in curve.notes)
     f = fit_curve(curve.C, curve.R, bootstrap=0)
     assert (f.A, f.B, f.C_mid) == pytest.approx((0.8, 1.5, 400 * unit), rel=0.06)
 
@@ -112,9 +112,13 @@ def test_percent_is_seen_and_said_and_a_reward_keeps_its_range(column, option, b
     path.write_text(f"step,{column}\n1,0.5\n2,0\n3,{best}\n")
     curve = readers.load(str(path), y=column, **option)
     assert curve.R[2] == pytest.approx(read)
-    percent = f"{column} goes up to {best}: it is read as percent"
-    told = not option and isinstance(best, float) and best > 1
-    assert curve.notes == ((percent,) if told else ())
+    percent = (f"{column} goes up to {best}: it is read as percent, not as counts "
+               "(--reward-range 0 N)")
+    if option:                                         # the numbers below are not those of the log
+        low, high = option["reward_range"]
+        assert curve.notes == (f"{column} is mapped from [{low}, {high}] onto [0, 1]",)
+    else:
+        assert curve.notes == ((percent,) if isinstance(best, float) and best > 1 else ())
 
 
 def test_percent_is_decided_for_each_run_and_not_by_a_slip_above_1(tmp_path):
