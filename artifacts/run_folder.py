@@ -109,8 +109,9 @@ class RunFolder:
         """Until the disk takes so many bytes: one that is full or read-only for a moment ends no
         run. After 30 s, once in a run, return all the same: then the write says what is wrong."""
         for look in range(LOOKS * self.patient):
-            if os.access(self.path, os.W_OK) and shutil.disk_usage(self.path).free >= needed:
-                return
+            if not self.path.exists() or os.access(self.path, os.W_OK) and \
+                    shutil.disk_usage(self.path).free >= needed:
+                return                      # the write says what is wrong if the folder is gone
             if look == 0:
                 print(f"{self.path}: waiting for a disk that can be written, {needed / 1e6:.3g} MB",
                       file=sys.stderr, flush=True)
@@ -198,7 +199,8 @@ class RunFolder:
                               "have changed; bring them back, or choose another --name")
         for copy in (own := self.path / "source" / "own").rglob("*.py"):
             if (now := Path("/", copy.relative_to(own))).exists() and not filecmp.cmp(copy, now):
-                print(f"warning: {now} has changed since this run began", file=sys.stderr)
+                print(f"warning: {now} has changed since this run began, and judges from here on; "
+                      f"what it was: {copy}", file=sys.stderr)
         run.trainer.load(folder)
         load_state(run, state)
         self.saved = progress(run)

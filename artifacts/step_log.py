@@ -10,6 +10,8 @@ from statistics import fmean
 import torch
 from tqdm import tqdm
 
+from config import ConfigError
+
 SAMPLES_LOGGED = 4          # of a step, evenly spread over it, are written down to be read
 TIMELINE_EVERY = 10         # steps: when each of their samples was decoded (make timeline)
 REDRAW_S = 60               # curve.png is drawn again if it is older: it takes two seconds
@@ -95,7 +97,13 @@ def decoded(rollout):
 def log_evaluation(run, rollouts, correct, mean_at_k, held_out, metrics, seconds):
     """Write an evaluation of scalerl.Run to its log, and show it. rollouts: all samples; correct
     {problem id: right ones}; mean_at_k {task: pass rate}; held_out: of the training tasks; metrics:
-    the verifier's. right@k: right samples of each problem, in one order, for `--by-problem`."""
+    the verifier's. right@k: right samples of each problem, in one order, for `--by-problem`. Raises
+    ConfigError, at step 0: no whole one could be judged, or too many got no reward."""
+    bad, ended = metrics["verifier/error_frac"], fmean(r.finish_reason == "stop" for r in rollouts)
+    if run.step == 0 and (0 < ended <= bad + 1e-9
+                          or metrics["verifier/bad_reward_frac"] > run.config.max_unusable):
+        raise ConfigError(f"task = {run.config.task!r}: {bad:.0%} of the first answers could not "
+                          "be judged; each first cause is told above")
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
     for task, mean in mean_at_k.items():
         rates[f"eval/{task}/mean@{k}"] = mean

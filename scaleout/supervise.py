@@ -79,7 +79,9 @@ class Signals:
                     self.note(number[0])
             late = time.monotonic() > self.at + HEED_S and self.team and not self.team.busy_saving
             if self.first and (self.second or not self.team or late):
-                print("scalerl.py: stopped at once, without a checkpoint; the same command goes on "
+                how = f"stopped: no place to stop came within {HEED_S:g} s" if late and \
+                    not self.second else "stopped at once"
+                print(f"scalerl.py: {how}, without a checkpoint; the same command goes on "
                       "from the newest one, or begins", file=sys.stderr, flush=True)
                 sys.stdout.flush()
                 os._exit(exit_code(self.first))
@@ -164,6 +166,10 @@ class Supervisor:
     def look(self):
         """The exit status of the run; None while it goes on."""
         first = self.signals.first
+        for child in (*self.servers, *self.trainers):
+            if child.status == -signal.SIGKILL:     # its reaper was killed: end what that ran
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.process.pid, signal.SIGKILL)
         if self.signals.second or first and not self.trainers:
             return exit_code(first)
         ended = [trainer for trainer in self.trainers if trainer.status is not None]

@@ -139,8 +139,9 @@ COLUMNS = {
     "config": "", "split": "train",  # of data sets
 }  # fmt: skip
 # The usual names, in this order: MATH-500 has an answer beside its solution.
-USUAL = {"question": ("question", "problem", "prompt", "messages"),
-         "answer": ("answer", "reward_model.ground_truth", "solution")}
+USUAL = {"question": ("question", "Question", "problem", "Problem", "prompt", "messages"),
+         "answer": ("answer", "Answer", "reward_model.ground_truth", "ground_truth", "final_answer",
+                    "solution", "Solution")}
 # Written where there is no answer: as a gold answer, "\boxed{proof}" would score.
 NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
 # "12,5" is 12.5 to one half of the world and a list to the other.
@@ -201,7 +202,8 @@ def record_problems(name, options):
         columns[role] = options[role] or next(there, None)
         if columns[role] is None:
             raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
-                            f"{', '.join(map(str, first))}; name it by the task option {role}")
+                            f"{', '.join(map(str, first))}; name it by --task-options "
+                            f"""'{{"{role}": "ITS COLUMN"}}'""")
     answer = str(column(first, columns["answer"]))
     mark = next((m for m in MARKS if m in answer and columns["kind"] == "math"), "")
     task = Path(name).stem if name.lower().endswith(FILES) else name.rpartition("/")[2]
@@ -250,7 +252,7 @@ def record_problem(record, task, columns, mark):
             raise TaskError(f"has no text in {columns[role]!r}: {value!r}")
     if answer.strip(" .").lower() in NO_ANSWERS:
         raise TaskError(f"has {answer!r} for an answer")
-    if record.get("choices") or record.get("options"):  # a text, too: of a CSV file
+    if record.get("choices") or record.get("options") or {"A", "B", "C"} <= record.keys():
         raise TaskError("has options of multiple choice: write them into the question")
     if kind == "math" and not mark and AMBIGUOUS.fullmatch(answer):
         raise TaskError(f"has the answer {answer!r}: a decimal is 12.5, and a list 12, 5")

@@ -24,6 +24,8 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tqdm import tqdm
+
 from tasks import answers, own_reward, sandbox
 from tasks.own_reward import TaskError
 
@@ -203,7 +205,9 @@ class Verifier(contextlib.AbstractContextManager):
             return reason
 
         with ThreadPoolExecutor(self.workers) as pool:  # its threads only wait for processes
-            return dict(zip(jobs, pool.map(ask, jobs)))
+            told = tqdm(pool.map(ask, jobs), f"{self.workers} at a time are judged", len(jobs),
+                        leave=False, delay=20, mininterval=0.1 if sys.stderr.isatty() else 60)
+            return dict(zip(jobs, told))
 
     def ask_worker(self, job):
         """The reason of a worker process; "timeout" if it was late, "error" if it failed. OSError:

@@ -128,9 +128,9 @@ def test_a_leave_one_out_config_changes_one_decision_and_each_otherwise():
     """Two decisions changed at once would show neither's effect (paper, sec. 5)."""
     files = {path.stem: read_toml(path) for path in CONFIGS if path.parent.name == "loo"}
     changed = {name: {DECISIONS.get(key, key) for key in file} for name, file in files.items()}
-    assert len(changed) == 16 and all(len(decisions) == 1 for decisions in changed.values())
-    assert len(set.union(*changed.values())) == 10
-    assert len({str(sorted(file.items())) for file in files.values()}) == 16
+    assert len(changed) >= 16 and all(len(decisions) == 1 for decisions in changed.values())
+    assert len(set.union(*changed.values())) >= 10
+    assert len({str(sorted(file.items())) for file in files.values()}) == len(files)
     names = {name for path in CONFIGS if path.parent.name == "rivals" for name in read_toml(path)}
     assert {DECISIONS.get(name, name) for name in names} < set.union(*changed.values())
 
@@ -235,3 +235,16 @@ def test_reading_settings_takes_no_library_that_is_slow_to_import():
         cwd=ROOT, check=True, capture_output=True, text=True, timeout=120)
     modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert "config" in modules and not modules & {"torch", "transformers", "numpy", "loss", "tasks"}
+
+
+def test_each_number_among_the_settings_has_a_rule_and_nan_is_refused():
+    """A new one that nobody has written into artifacts/settings.py would train with -1, or with
+    nan."""
+    numbers = [f for f in dataclasses.fields(Config) if f.type in ("int", "float")]
+    free = {"samples_per_prompt", "think_min", "length_penalty"}        # rules beside other settings
+    assert len(numbers) > 25
+    for field in numbers:
+        for wrong in (-2, float("nan"))[:1 if field.type == "int" else 2]:
+            config = dataclasses.replace(Config(model="m", name="n"), **{field.name: wrong})
+            with pytest.raises(ConfigError, match="" if field.name in free else field.name):
+                check(config)

@@ -724,6 +724,7 @@ def plain_policy_loss(step, loss, eps_max=5.0, eps_low=0.2, eps_high=0.2):
                 value -= w * A[n] * log_pi[n][t]
                 gradient[n][t] -= w * A[n]
             else:
+                assert loss in ("grpo", "dapo", "gspo"), f"write {loss} here, in plain lines"
                 ratio = s if loss == "gspo" else rho
                 bounded = min(max(ratio, 1 - eps_low), 1 + eps_high)
                 value -= w * min(ratio * A[n], bounded * A[n])

@@ -1057,6 +1057,21 @@ def test_a_run_says_that_the_file_of_its_own_reward_has_changed(micro, tmp_path,
     assert f"warning: {own} has changed since this run began" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("reward", ["1 / 0", "10", "None"])
+def test_a_reward_that_judges_none_of_the_first_answers_ends_the_run(reward, micro, tmp_path,
+                                                                     monkeypatch, capsys):
+    """It trained to its end on "wrong" alone: 600 steps of nothing, and exit code 0."""
+    own = tmp_path / "mine.py"
+    own.write_text("problems = [{'question': f'{n}+1'} for n in range(30)]\n"
+                   f"def reward(problem, answer_text):\n    return {reward}\n")
+    words = arguments(micro, name="r", task=own, task_options="{}", steps=2)
+    assert train(tmp_path, words, monkeypatch) == 2
+    assert "of the first answers could not be judged" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "r" / "evals.jsonl").exists()
+    own.write_text(own.read_text().replace(f"return {reward}", "return 1"))
+    assert train(tmp_path, words, monkeypatch) == 0         # the same command, once it is mended
+
+
 def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path, monkeypatch, capsys):
     words = arguments(micro, name="e", retire_at=0.0001, steps=60, eval_every=100,
                       task_options='{"size": 8, "min_digits": 2, "max_digits": 2}')

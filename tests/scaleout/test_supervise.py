@@ -93,6 +93,18 @@ def pid_of(path):
 
 
 SERVES = "note('up'); time.sleep(600)"
+
+
+def test_a_server_whose_reaper_is_killed_does_not_keep_its_port(tmp_path):
+    """Nobody else would end it, and the one that is started again found its address in use. (What
+    the server has put into sessions of its own is left: vLLM's workers end with it.)"""
+    trainer, server = (stand_in(tmp_path, name, SERVES) for name in ("trainer", "server"))
+    with launcher(tmp_path, trainer, server) as process:
+        all_up(process, trainer, server)
+        old = psutil.Process(pid_of(server))
+        psutil.Process(old.ppid()).kill()
+        until(lambda: gone([old]), "the old server's end")
+        until(lambda: pid_of(server) != old.pid, "a new server")
 # Ends with the status that it finds in the file beside it, or like scalerl.py after Ctrl-C.
 TRAINS = """
 stop = []
