@@ -35,7 +35,8 @@ class Config:
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
-                                        # cannot be used: unreadable gold answer, long prompt
+                                        # cannot be used: unreadable gold answer, long prompt; or
+                                        # of the first answers to an own reward has none
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
@@ -44,7 +45,7 @@ class Config:
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
-    steps: int = 1000                   # ours; of the loop, updating or not; the paper has more
+    steps: int = 1000                   # ours; of the loop; the paper has thousands
     eval_every: int = 100               # paper; steps; a checkpoint (ours) before all but the first
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
@@ -52,8 +53,8 @@ class Config:
     # -- batch and asynchrony
     prompts_per_step: int = 48          # paper; P in the code
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
-    # Lag of a token: the number of optimizer steps that were taken after the weights with which it
-    # was sampled. Training in which every lag is 0 is called on-policy.
+    # Lag of a token: the number of optimizer steps between the weights that sampled it and the
+    # weights that are trained on it. Training in which every lag is 0 is called on-policy.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": weights change meanwhile, lag <= K;
                                         # "ppo-K": K steps' samples by the same weights, lag < K
     slots: int = 256                    # ours; sequences decoded at once, at most; of each server;
@@ -101,7 +102,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); rounds away: 1 - 5e-9 = 1
+    weight_decay: float = 0.01          # paper; of all weights (ours); at lr 5e-7 it rounds away
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed

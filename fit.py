@@ -341,7 +341,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     R0          None: the mean of the evaluations at C = 0, held fixed ("fit" if there are none);
                 a number: held fixed; "fit": fitted
-    method      "free": C_mid from first C / 100 to 10 * last C; "grid": A.5's way, nodes of ours
+    method      "free": any A, B, C_mid in their ranges; "grid": A.5's way, on nodes of ours
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
     answers     problems times samples of an evaluation; their binomial error is its least noise
@@ -400,7 +400,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 # ---------------------------------------------------------------------------- 5. reasons to doubt
 def falls(fit):
     """(last mean, best mean, k) if the last mean of k neighbors is below the best by over 0.02 and
-    3 standard errors, else None. k: n / 5, at least 3. With n < FEW step 0 counts as well."""
+    3 standard errors, else None. k: n / 5, at least 3. A short run needs step 0 to show it."""
     R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
     k = max(3, R.size // 5)
     means = np.convolve(R, np.ones(k) / k, "valid")

@@ -56,9 +56,9 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     targets  (...)     int64 in [0, V)
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          True: sums and logits are fp32; operands too, unless autocast makes them bf16
-                       (ours; a GPU then rounds the logits' gradient to bf16). False: logits are
-                       rounded to bf16 (paper, in a plainer recipe: a ceiling of .52, not .61).
+    head_fp32          True: sums and logits are fp32; operands may be bf16 (ours; a GPU then rounds
+                       the logits' gradient to bf16). False: logits are rounded to bf16 (paper, in a
+                       plainer recipe: a ceiling of .52, not .61).
     softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
     diagnostic without a gradient. The same in plain lines:
@@ -247,7 +247,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     elif loss == "dppo":
         moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # A dropped token is exp(0) · Â · 0 = 0. exp(log ρ) is inf above log ρ = 88: inf · 0 is nan.
+        # A dropped token is exp(0) · Â · 0 = 0. exp(log ρ) is inf from 89 on, and inf · 0 is nan.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss == "reinforce":
         objective, clipped = A * logprobs, torch.zeros_like(mask)

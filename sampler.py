@@ -236,7 +236,7 @@ class TransformersSampler:
 
         Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform number
         u. (torch.multinomial needs V random numbers for each sequence: 8 times slower at V = 49k.)
-        The sum is in float64: in fp32, probabilities below 6e-8 would not change it."""
+        The sum is in float64: in fp32, probabilities below 3e-8 would not change it."""
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap(self.model))
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
         cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)

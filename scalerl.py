@@ -96,8 +96,8 @@ class Curriculum:
 
 # ------------------------------------------------------------------------------------ 2. Pacer
 # The lag of a token: the version that a step updates minus the version that wrote the token. The
-# paper's best runs allow k = 8 at most. That is a bound. The mean lag is smaller: it depends on how
-# many sequences are decoded at once (`slots`; docs/metrics.md, row `lag/mean`).
+# paper's best runs allow k = 8 at most. That is a bound. The mean lag depends on how many sequences
+# are decoded at once (`slots`), and on who is faster (docs/metrics.md, row `lag/mean`).
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 

@@ -109,9 +109,8 @@ class RunFolder:
         """Until the disk takes so many bytes: one that is full or read-only for a moment ends no
         run. After 30 s, once in a run, return all the same: then the write says what is wrong."""
         for look in range(LOOKS * self.patient):
-            if not self.path.exists() or os.access(self.path, os.W_OK) and \
-                    shutil.disk_usage(self.path).free >= needed:
-                return                      # the write says what is wrong if the folder is gone
+            if os.access(self.path, os.W_OK) and shutil.disk_usage(self.path).free >= needed:
+                return
             if look == 0:
                 print(f"{self.path}: waiting for a disk that can be written, {needed / 1e6:.3g} MB",
                       file=sys.stderr, flush=True)

@@ -99,12 +99,14 @@ def log_evaluation(run, rollouts, correct, mean_at_k, held_out, metrics, seconds
     {problem id: right ones}; mean_at_k {task: pass rate}; held_out: of the training tasks; metrics:
     the verifier's. right@k: right samples of each problem, in one order, for `--by-problem`. Raises
     ConfigError, at step 0: no whole one could be judged, or too many got no reward."""
-    bad, ended = metrics["verifier/error_frac"], fmean(r.finish_reason == "stop" for r in rollouts)
-    if run.step == 0 and (0 < ended <= bad + 1e-9
-                          or metrics["verifier/bad_reward_frac"] > run.config.max_unusable):
-        raise ConfigError(f"task = {run.config.task!r}: {bad:.0%} of the first answers could not "
-                          "be judged; each first cause is told above")
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
+    if run.step == 0 and all(problem.kind.startswith("reward") for problem in heldout):
+        ended = fmean(r.finish_reason == "stop" for r in rollouts)      # an own reward judges these
+        bad = metrics["verifier/error_frac"] + metrics["verifier/timeout_frac"]
+        if 0 < ended <= bad + 1e-9 or \
+                metrics["verifier/bad_reward_frac"] > run.config.max_unusable:
+            raise ConfigError(f"task = {run.config.task!r}: {bad / ended:.0%} of the first answers "
+                              "could not be judged; each first cause is told above")
     for task, mean in mean_at_k.items():
         rates[f"eval/{task}/mean@{k}"] = mean
         solved = [correct[problem.id] for problem in heldout if problem.task == task]

@@ -82,7 +82,8 @@ def parse(argv):
 
 def answer_at_once():
     """Print help, or what is wrong with the command line, and end the program; else do nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)        # until signals are heeded: no traceback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:   # else the shell ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)    # until signals are heeded: no traceback
     try:
         parse(sys.argv[1:])
         if sys.platform == "win32":

@@ -49,13 +49,15 @@ SYMPTOMS = [Symptom(*(cell.strip(" `") if i in (1, 2) else cell.strip() for i, c
 
 
 def read(folder):
-    """The rows of a run's logs, one a step, with the columns that are numbers."""
+    """The rows of a run's logs, one a step; "held_out" is the mean over its evaluated tasks."""
     rows = {}
     for name in ("metrics.jsonl", "evals.jsonl"):
         path = Path(folder) / name
         for row in readers.read_jsonl(path)[0] if path.is_file() else ():
-            numbers = {k: v for k, v in row.items() if isinstance(v, int | float)}
-            rows.setdefault(row["step"], {}).update(numbers)
+            row = {k: v for k, v in row.items() if isinstance(v, int | float)}
+            if rates := [v for k, v in row.items() if re.match("eval/.*/mean@", k)]:
+                row.setdefault("held_out", np.mean(rates))          # logs from before it was one
+            rows.setdefault(row["step"], {}).update(row)
     return [rows[step] for step in sorted(rows)]
 
 

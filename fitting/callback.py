@@ -24,7 +24,7 @@ class ForecastCallback(TrainerCallback):
         if not found or not all(0 <= rate <= 1 for rate in found.values()):
             line = f"no forecast: {self.metric} is no number in [{self.lo:g}, {self.hi:g}]"
         if line and state.is_world_process_zero:
-            print(f"{self.metric}, {self.lo:g} to {self.hi:g} as 0 to 1: {line}")
+            print(f"{self.lo:g} to {self.hi:g} as 0 to 1: " * ((self.lo, self.hi) != (0, 1)) + line)
         if numbers := re.match(r"end (\S+)(?: \[(\S+), (\S+)\])?", line):
             self.trainer.log({f"forecast/{name}": self.lo + (self.hi - self.lo) * float(text)
                               for name, text in zip(("end", "low", "high"), numbers.groups())

@@ -29,7 +29,7 @@ RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoa
 header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
 steps if every step costs the same, as 0.4 GPU-hours: --x step --x-scale 0.4
 
-Read the verdict first, then --why. --until is the test that counts. Exit codes: 0, 2: bad input"""
+Read the verdict first, then --why. --until is the test that counts. Exit codes: 0; 2: bad input"""
 
 
 def fit_table(fits):

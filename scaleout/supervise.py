@@ -98,6 +98,7 @@ class Child:
     def start(self):
         if self.hangs:
             self.hangs.unlink(missing_ok=True)              # of an earlier process
+        self.ended = False                  # what is left of it, where its reaper was killed
         with open(self.log, "ab", 0) if self.log else contextlib.nullcontext() as output:
             self.log_start = output.tell() if output else 0     # after what an earlier start wrote
             self.process = subprocess.Popen(    # in a session: Ctrl-C is ours to pass on
@@ -167,7 +168,8 @@ class Supervisor:
         """The exit status of the run; None while it goes on."""
         first = self.signals.first
         for child in (*self.servers, *self.trainers):
-            if child.status == -signal.SIGKILL:     # its reaper was killed: end what that ran
+            if child.status == -signal.SIGKILL and not child.ended:     # end what its reaper ran
+                child.ended = True          # once: the number may be another's later
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.process.pid, signal.SIGKILL)
         if self.signals.second or first and not self.trainers:

@@ -66,8 +66,8 @@ def judged(text, gold, question=""):
     beside = [f"0 {part}" for part in RE.beside_box.findall(text)]
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
             for part in RE.declared.split(text)[1:]]
-    said = [re.split(r"(?i)\b(?:because|since|where|(?:al)?though)\b", part)[0] for part in said
-            if "\0" not in part and part.strip(" *_$`")]
+    said = [re.split(r"(?i)\b(?:because|since|where)\b|(?<=[0-9]), (?:al)?though\b", part)[0]
+            for part in said if "\0" not in part and part.strip(" *_$`")]
     moment = RE.moment.search(clean(gold)) and not re.search("ratio|odds|scale", question)
     number = not (moment or "=" in gold) and plain_number(gold, bool(RE.ratio.fullmatch(gold)))
     ratio = number and (":" in gold or number[0].denominator > 1)
@@ -102,6 +102,8 @@ def judged(text, gold, question=""):
     return parts, [
         False if len(part) > LONGEST_ANSWER or RE.unfinished.search(raw[:LONGEST_ANSWER])
         or RE.huge.search(part) and not RE.huge.search(gold)
+        or number and RE.other_form.search(f"{question}\0{clean(part).rpartition('=')[2]}")
+        and not RE.other_form.search(f"{question}\0{clean(gold)}")
         else same_number(part, number, question, ratio) if number
         else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
         for part, raw in zip(parts, found)]
@@ -208,8 +210,7 @@ def same_number(part, gold, question="", ratio=False):
         return None if not gold[1] and RE.constant.fullmatch(
             RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
-    if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question) \
-            or RE.other_form.search(f"{question}\0{part}"):
+    if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
     if abs(value - gold_value) * 10**9 <= abs(gold_value) * (gold_value.denominator > 10**9):
         # 1/6 for .16666666667; .05% for .05, also as a probability, and 7% of apples
@@ -279,8 +280,10 @@ def same_text(part, gold, question=""):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, wanted.partition("_")[0])
-    if RE.sorted.search(question) and "," in gold:  # the order counts
-        return len({tuple(map(plain_number, one.split(","))) for one in (part, clean(gold))}) == 1
+    found, asked = (list(map(plain_number, one.split(","))) for one in (part, clean(gold)))
+    if RE.sorted.search(question) and None not in found + asked and any(
+            one[0] != two[0] for one, two in zip(found, asked)):
+        return False  # the order counts
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
     if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):
         return False  # (b, a) = (1, 2), where (a, b) is asked

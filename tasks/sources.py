@@ -139,9 +139,9 @@ COLUMNS = {
     "config": "", "split": "train",  # of data sets
 }  # fmt: skip
 # The usual names, in this order: MATH-500 has an answer beside its solution.
-USUAL = {"question": ("question", "Question", "problem", "Problem", "prompt", "messages"),
-         "answer": ("answer", "Answer", "reward_model.ground_truth", "ground_truth", "final_answer",
-                    "solution", "Solution")}
+USUAL = {"question": ("question", "problem", "prompt", "messages", "Question", "Problem"),
+         "answer": ("answer", "reward_model.ground_truth", "solution", "Answer", "ground_truth",
+                    "final_answer", "Solution")}
 # Written where there is no answer: as a gold answer, "\boxed{proof}" would score.
 NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
 # "12,5" is 12.5 to one half of the world and a list to the other.
@@ -252,7 +252,8 @@ def record_problem(record, task, columns, mark):
             raise TaskError(f"has no text in {columns[role]!r}: {value!r}")
     if answer.strip(" .").lower() in NO_ANSWERS:
         raise TaskError(f"has {answer!r} for an answer")
-    if record.get("choices") or record.get("options") or {"A", "B", "C"} <= record.keys():
+    if record.get("choices") or record.get("options") or (
+            {"A", "B", "C"} <= record.keys() and answer.strip() in tuple("ABCDE")):
         raise TaskError("has options of multiple choice: write them into the question")
     if kind == "math" and not mark and AMBIGUOUS.fullmatch(answer):
         raise TaskError(f"has the answer {answer!r}: a decimal is 12.5, and a list 12, 5")

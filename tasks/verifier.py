@@ -206,7 +206,7 @@ class Verifier(contextlib.AbstractContextManager):
 
         with ThreadPoolExecutor(self.workers) as pool:  # its threads only wait for processes
             told = tqdm(pool.map(ask, jobs), f"{self.workers} at a time are judged", len(jobs),
-                        leave=False, delay=20, mininterval=0.1 if sys.stderr.isatty() else 60)
+                        leave=False, delay=20, mininterval=0.1 if sys.stderr.isatty() else 20)
             return dict(zip(jobs, told))
 
     def ask_worker(self, job):

@@ -45,7 +45,7 @@ def test_after_each_evaluation_the_line_is_printed_and_its_numbers_are_logged(tm
     wanted = [forecast_line(C[:n], R[:n], 16) for n in range(1, 10)]
     assert [bool(line) for line in wanted] == [n in (6, 7, 8) for n in range(1, 10)]
     printed = [line for line in capsys.readouterr().out.splitlines() if "naive" in line]
-    assert printed == [f"eval_reward, -1 to 1 as 0 to 1: {line}" for line in wanted if line]
+    assert printed == [f"-1 to 1 as 0 to 1: {line}" for line in wanted if line]
     logged = [row for row in trainer.state.log_history if "forecast/end" in row]
     assert [row["step"] for row in logged] == [10, 12, 14]
     for row, line in zip(logged, printed, strict=True):
@@ -72,8 +72,7 @@ def test_an_evaluation_that_is_nan_is_left_out_and_the_forecasts_go_on(tmp_path,
     trainer_of([np.nan if i == 3 else r for i, r in enumerate(R)], tmp_path).train()
     printed = [line for line in capsys.readouterr().out.splitlines() if "naive" in line]
     kept = np.arange(9) != 3
-    assert printed == [f"eval_reward, 0 to 1 as 0 to 1: "
-                       f"{forecast_line(C[:n][kept[:n]], R[:n][kept[:n]], 16)}" for n in (7, 8)]
+    assert printed == [forecast_line(C[:n][kept[:n]], R[:n][kept[:n]], 16) for n in (7, 8)]
 
 
 def test_an_evaluation_without_a_number_ends_no_run(tmp_path):
