@@ -35,8 +35,8 @@ class Config:
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
-                                        # cannot be used: unreadable gold answer, long prompt; or
-                                        # of the first answers to an own reward has none
+                                        # cannot be used (unreadable gold answer, long prompt), or
+                                        # if more of an own reward's first values are no rewards
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
