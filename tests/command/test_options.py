@@ -42,5 +42,7 @@ def test_ctrl_c_while_torch_is_imported_is_no_traceback(tmp_path):
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
     done = subprocess.run(
         [sys.executable, ROOT / "scalerl.py", "--model", "m", "--name", "none-of-these"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+        env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120,
+        # A shell has its background jobs ignore Ctrl-C, and so has the gate perhaps.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

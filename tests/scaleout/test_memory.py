@@ -106,13 +106,16 @@ def test_a_run_says_before_a_long_first_evaluation_that_it_comes(eight):
 
     def said(**changes):
         run = SimpleNamespace(
-            config=estimate.config, evaluated=None, trainer=SimpleNamespace(device="cuda"),
-            problems=SimpleNamespace(train={}, heldout=dict.fromkeys(range(1030))),
+            config=estimate.config, evaluated=None, trainer=SimpleNamespace(
+                device="cuda", tokenizer=SimpleNamespace(decode=lambda ids: f"<unk>{ids}\n")),
+            problems=SimpleNamespace(train={}, heldout=dict.fromkeys(range(1030)),
+                                     prompts={"a": (3, 4), "b": (5,)}),
             folder=SimpleNamespace(path="runs/r"))
         vars(run).update(changes)
         return describe(run)
     assert said().endswith("\nFirst it is evaluated: 16,480 samples.")
     assert "evaluated" not in said(evaluated=0)                     # resumed
+    assert r"A prompt: '<unk>(3, 4)\n'" in said()       # a wrong template or tokenizer shows there
 
 
 @pytest.mark.parametrize("vllm, caches", [(None, 2), ("there", 1)])
