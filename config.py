@@ -64,7 +64,7 @@ class Config:
     prompt_tokens: int = 2048           # paper; a longer prompt is left out, not cut (ours)
     # Each sample draws its own thinking budget from [think_min, think_max]. If it still thinks when
     # the budget is spent, the phrase interrupts it, and it has answer_tokens for its answer.
-    think_min: int = 10240              # paper: 10k; an interruption at random in [10k, 12k]
+    think_min: int = 10240              # paper, whose 10k is 10 x 1024 here (ours)
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption

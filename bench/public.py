@@ -89,17 +89,17 @@ def has_trend(y):
     return bool(means.max() - means.min() > noise_of(y, last))
 
 
-def line(x, y, at):
-    if np.unique(x[x > 0]).size < 2:
+def after_step_0(x, y):
+    """The points that have a logarithm. Raises BadInput: fewer than two."""
+    x, y = x[x > 0], y[x > 0]
+    if np.unique(x).size < 2:
         raise BadInput("a line needs two points after step 0")
-    return line_at(x, y, at)
+    return x, y
 
 
 def logit_line(x, y, at):
     """The line in log x of the logit of y -> y at `at`."""
-    x, y = x[x > 0], y[x > 0]
-    if x.size < 2:
-        raise BadInput("a line needs two points after step 0")
+    x, y = after_step_0(x, y)
     half = max(3, x.size // 2)
     y = logit(np.clip(y[-half:], CLIP, 1 - CLIP))
     return expit(np.polyval(np.polyfit(np.log(x[-half:]), y, 1), np.log(at)))
@@ -142,7 +142,7 @@ def forecast(x, y, cut):
         return fit.curve(end)
 
     ways = dict(sigmoid=sigmoid, naive=lambda: y[early][-3:],
-                line=lambda: line(x[early], y[early], end),
+                line=lambda: line_at(*after_step_0(x[early], y[early]), end),
                 logit=lambda: logit_line(x[early], y[early], end))
     for name in FORECASTS:
         try:

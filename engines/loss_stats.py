@@ -11,7 +11,7 @@ EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}  
 
 def k3(log_ratio):
     """exp(x) - 1 - x for x = log(p/q): never below 0; its mean over samples of q is KL(q ‖ p).
-    (In fp32 it would be rounding noise of both signs at x = 1e-4.) Returns the dtype of x."""
+    (exp(x) - 1 - x in fp32 is rounding noise of both signs at 1e-4.) Returns the dtype of x."""
     x = log_ratio.double()
     return (x.expm1() - x).to(log_ratio.dtype)
 

@@ -280,10 +280,10 @@ def same_text(part, gold, question=""):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, wanted.partition("_")[0])
-    found, asked = (list(map(plain_number, one.split(","))) for one in (part, clean(gold)))
-    if RE.sorted.search(question) and None not in found + asked and any(
-            one[0] != two[0] for one, two in zip(found, asked)):
-        return False  # the order counts
+    if RE.sorted.search(question):  # the order counts
+        found, right = (list(map(plain_number, one.split(","))) for one in (part, clean(gold)))
+        if None not in found + right and any(a[0] != b[0] for a, b in zip(found, right)):
+            return False
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
     if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):
         return False  # (b, a) = (1, 2), where (a, b) is asked

@@ -105,6 +105,8 @@ def test_a_server_whose_reaper_is_killed_does_not_keep_its_port(tmp_path):
         psutil.Process(old.ppid()).kill()
         until(lambda: gone([old]), "the old server's end")
         until(lambda: pid_of(server) != old.pid, "a new server")
+
+
 # Ends with the status that it finds in the file beside it, or like scalerl.py after Ctrl-C.
 TRAINS = """
 stop = []
