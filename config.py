@@ -8,7 +8,8 @@ Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). Th
 give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its models and its
 verifier's settings are not published; configs/scalerl.toml comes closest to its 8B run.
 
-Lag is explained below, at `off_policy`; advantage and ratio in scalerl.py, which comes next."""
+Lag is explained below, at `off_policy`. The advantage of a sample: how much better it is than its
+prompt's mean. The ratio of a token, π/μ: its probability now over that when it was drawn."""
 
 from __future__ import annotations
 
@@ -31,22 +32,22 @@ class Config:
     # -- model and problems
     model: str = ""                     # ours; Hugging Face folder or name; the paper has its own
     task: str = "toy"                   # ours; the paper has "polaris-53k"; a mix: "a+b"
-    task_options: dict = field(default_factory=dict)    # ours; JSON; {part: options} for parts
+    task_options: dict = field(default_factory=dict)    # ours; JSON; of a mix {"a": {}, "b": {}}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
                                         # cannot be used (unreadable gold answer, long prompt), or
-                                        # if more of an own reward's first values are no rewards
+                                        # if your own reward fails on more of the first answers
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
-    think_close: str = "</think>"       # paper; the verifier reads what follows it (or all)
+    think_close: str = "</think>"       # paper; the verifier reads what follows it, else all
 
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 1000                   # ours; of the loop; the paper has thousands
-    eval_every: int = 100               # paper; steps; a checkpoint (ours) before all but the first
+    eval_every: int = 100               # paper; steps; a checkpoint first (ours), but not at step 0
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
@@ -55,10 +56,10 @@ class Config:
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
     # Lag of a token: the number of optimizer steps between the weights that sampled it and the
     # weights that are trained on it. Training in which every lag is 0 is called on-policy.
-    off_policy: str = "pipeline-8"      # paper; "pipeline-K": weights change meanwhile, lag <= K;
+    off_policy: str = "pipeline-8"      # paper; "pipeline-K": weights change in samples, lag <= K;
                                         # "ppo-K": K steps' samples by the same weights, lag < K
-    slots: int = 256                    # ours; sequences decoded at once, at most; of each server;
-                                        # more: faster, but a larger mean lag
+    slots: int = 256                    # ours; the most sequences that a sampler, or each server,
+                                        # decodes at once; more is faster, with a larger mean lag
 
     # -- length, in tokens
     prompt_tokens: int = 2048           # paper; a longer prompt is left out, not cut (ours)
@@ -68,8 +69,8 @@ class Config:
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
-    length_penalty: int = 0             # paper; 0: off; 2048 (its ablation): over the last 2048
-                                        # tokens a right sample's reward falls from 1 to 0
+    length_penalty: int = 0             # paper; 0: off; 2048 (its ablation): in the 2048 tokens up
+                                        # to think_max + answer_tokens a right reward sinks to 0
     overlong_filter: bool = False       # ours; true: a truncated sample (reward -1) is not
                                         # trained on
 
@@ -86,12 +87,12 @@ class Config:
                                         # over samples (GRPO); token: over all tokens
     # π: the trainer's probability of a token, μ: the sampler's. "grpo" and "dapo" clip a token's
     # ratio π/μ, "gspo" a sequence's, which stays near 1: give it eps_low and eps_high of 1e-3.
-    # "dppo" bounds π - μ by them, "cispo_masked" the mean of log μ/π (`policy_loss`).
-    loss: Literal[                      # paper; a formula; whole rival recipes: configs/rivals
+    # "dppo" bounds π - μ by them, "cispo_masked" the mean log μ/π by eps_high (`policy_loss`).
+    loss: Literal[                      # paper; the formula alone; rival recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose μ stands in π/μ: the one
-                                        # that the sampler recorded, or one of the trainer's own
-    eps_max: float = 5.0                # ours, of the paper's 4, 5, 8, all alike; CISPO's cap
+                                        # that the sampler recorded, or the trainer's own: ratio 1
+    eps_max: float = 5.0                # ours; CISPO's cap; the paper found 4, 5 and 8 alike
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; at 1 + this; the paper's dapo: 0.26
     head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
@@ -102,17 +103,18 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); at lr 5e-7 it rounds away
+    weight_decay: float = 0.01          # paper; of all weights (ours); 5e-7 * .01 is lost in fp32
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
-    micro_batch_tokens: int = 8192      # ours; in one forward pass; the result is the same
+    micro_batch_tokens: int = 8192      # ours; in one forward pass, or one longer sample; the
+                                        # result is the same, but for rounding
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile; auto: on a GPU
     gpus: int = -1                      # ours; 0: the CPU; -1: one if there is one, or all of them
                                         # where several processes run
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
-    allow_mismatch: bool = False        # ours; begin even if engine and trainer differ at step 0
+    allow_mismatch: bool = False        # ours; begin even if their log-probs differ at step 0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:
                                         # bfloat16 on a GPU, float32 on a CPU
 
@@ -122,10 +124,10 @@ class Config:
     tensor_parallel: int = 0            # ours; GPUs that share every layer of a server's model; 0:
                                         # by the launcher's rule; unused without servers
     vllm_args: str = ""                 # ours; for each server, as "--max-num-batched-tokens 4096";
-                                        # an engine in the trainer reads only --enforce-eager
+                                        # in the trainer's own process only --enforce-eager counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
                                         # or "@FILE,..." with the addresses of --serve-only
-    deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
+    deadline_s: float = 600.0           # ours; a process silent for longer is lost; to start: * 3
 
     def schedule(self):
         """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""

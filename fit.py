@@ -29,12 +29,12 @@ SAME_A = 0.02             # closer ceilings are the same (A of the paper's three
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
 B_RANGE = 0.1, 20         # where B is looked for; published B's lie in 1.09-4.55
-FEW = 6                   # with fewer, step 0 included, no fall is told, and nothing during a run
+FEW = 6                   # evaluations, with step 0; fewer tell no fall, and no forecast in a run
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
 POOLED = ("sigmoid", "stretched")         # nobody knows which is true: intervals mix both laws
-RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
+RHO_MAX = 0.8             # the largest autocorrelation of residuals that widens intervals
 NOISE = 0.002             # the least noise of one evaluation, however many answers it has
 LAW_ERROR = 0.5           # no law is exact: in `futures` the forecast rise is multiplied by 1 +- .5
 RUN_ERROR = 0.02          # no run is smooth: in `futures` the forecast is moved by 0 +- .02 (std)
@@ -46,7 +46,7 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0 and 1/2 at C_mid, but not so for the power law and the logistic law.
+# reached: 0 at C = 0 and 1/2 at C_mid. (Power: neither. Logistic: above 0 at C = 0.)
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -84,10 +84,10 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 
 # ------------------------------------------------------------------------------ 2. least squares
-# Two tricks. (1) Given B, C_mid and R0, the law is linear in A: the best A - R0 is the slope of a
-# regression of R - R0 on g, through the origin. So A is not searched. (2) scipy's `leastsq` (twice
-# as fast as `least_squares`) has no bounds. So it gets an angle x for each parameter (log B, log
-# C_mid, R0), whose value low + (high - low) (sin x + 1) / 2 cannot leave its range low..high.
+# Two tricks. (1) For given B, C_mid and R0 the law is a straight line through 0: R - R0 is A - R0
+# times g. Its best slope is a formula, so A is not searched. (2) scipy's `leastsq` (twice as fast
+# as `least_squares`) has no bounds. So it gets angles x, for log C_mid, log B and R0: for
+# every x low + (high - low) (sin x + 1) / 2 lies in the range low..high.
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -121,7 +121,7 @@ class Search:
         """Starting angles, a list of (2 or 3,). The sum of squares has several valleys, so we take
         the best nodes of a coarse table, at four different C_mid."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
-        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # sin is flat at 1
+        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # at 1 sin is flat
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
         sse = (self.at(x, R, R0)[1] ** 2).sum(-1)         # (48, 24 or 120): a row for each C_mid
         rows = np.argsort(sse.min(1))[:4]
@@ -152,7 +152,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):     # keep the half (52%) with the lower sum: log B to 4e-7
+        for _ in range(25):     # to the minimum: keep the lower half (52%); log B to 4e-7
             middle, step = (low + high) / 2, 0.02 * (high - low)
             lower = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(lower, low, middle - step), np.where(lower, middle + step, high)
@@ -164,7 +164,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
 
 def compare_laws(search, theta, rival, its_theta, R):
     """How well another law (rival, its_theta) and a constant fit our rewards R (n,).
-    -> {rival.law: {"A": its ceiling, "delta_aic": its AIC minus ours}, "constant": the same}
+    -> {rival.law: {"A": its ceiling, "delta_aic": its AIC minus this law's}, "constant": the same}
     Akaike's AIC is n log(mean squared error) + 2 (number of parameters); lower is better."""
     def aic(curve, parameters):               # 1e-12, because log(0) is -inf
         return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
@@ -208,25 +208,25 @@ class Replicates:
 def widened(residual, parameters, least=NOISE):
     """Residuals (n,) of a fit with p parameters, made as wide as the noise behind them -> (n,).
 
-    1. A fit of p parameters follows the noise: residuals shrink by sqrt((n - p) / n).
-    2. Few residuals tell its size only roughly: times t / z, the 95% points of Student's t and of
-       the normal distribution.
-    3. If neighbors correlate by rho, a mean is noisier, by sqrt((1 + rho) / (1 - rho)). Residuals
-       of a fit have a rho that is too small by about p / n, so we add p / n."""
+    followed  A fit of p parameters follows the noise: residuals shrink by sqrt((n - p) / n).
+    few       Few residuals tell its size only roughly: the 95% point of Student's t over that of
+              the normal distribution.
+    alike     If neighbors correlate by rho, a mean is noisier, by sqrt((1 + rho) / (1 - rho)).
+              Residuals of a fit have a rho that is too small by about p / n, so we add p / n."""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
     freedom = max(n - p, 1)
-    stretch = n / freedom                                               # 1., squared
-    t, z = stdtrit(freedom, tail), ndtri(tail)                          # 2.
-    rho = np.clip(autocorrelation(residual) + p / n, 0, RHO_MAX)        # 3.
-    noise = (residual - residual.mean()) * (np.sqrt(stretch * (1 + rho) / (1 - rho)) * t / z)
+    rho = np.clip(autocorrelation(residual) + p / n, 0, RHO_MAX)
+    followed, alike = np.sqrt(n / freedom), np.sqrt((1 + rho) / (1 - rho))
+    few = stdtrit(freedom, tail) / ndtri(tail)
+    noise = (residual - residual.mean()) * followed * few * alike
     # A flat curve may have no residuals, though evaluations are noisy: then take normal noise.
     return noise if noise.std() >= least else least * ndtri((np.arange(n) + 0.5) / n)
 
 
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     """The residual bootstrap of a fit (theta, angles) to R (n,) -> Replicates: the curve and
-    widened residuals, drawn with replacement, fitted again. (To draw evaluations would lose the few
-    early ones.) A measured R0, the mean of `step_0` evaluations, is drawn too."""
+    widened residuals, drawn with replacement, fitted again. (To draw whole evaluations would lose
+    the few early ones.) A measured R0, the mean of `step_0` evaluations, is drawn too."""
     curve, n = law_at(search.law, search.C, *theta), R.size
     if n + bool(step_0) <= search.parameters + 1:   # too few evaluations, step 0 included
         bootstrap = 0
@@ -366,15 +366,15 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     if not 0 <= low <= high <= 1:
         raise BadInput(f"A_range ({low:g}, {high:g}) is not usable: 0 <= low <= high <= 1")
     box = [np.log((first / 100, 10 * last)), np.log(B_RANGE)]               # of C_mid and B
-    if R0_from == "fitted":
+    if R0_from in ("fitted", "unused"):       # unused: for the power law's rival
         box.append((0.0, R.mean()))           # a curve that rises starts below the mean
 
     # The best curve of this law and of a rival, each with its bootstrap.
     least = max(NOISE, np.sqrt(R.mean() * (1 - R.mean()) / answers) if answers else 0)
     search = Search(law, C, (low, high), np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
-    if law == "power":        # a slow one crosses R0, at its C_mid, far before the data
-        search = replace(search, box=search.box - [[np.log(1e4), 0], [0, 0]])   # R0 is not fitted
+    if law == "power":        # a flat one crosses R0, at its C_mid, far before the data
+        search = replace(search, box=search.box[:2] - [[np.log(1e4), 0], [0, 0]])
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
     pool = [replicates(search, theta, angles, R, bootstrap, seed, step_0)]

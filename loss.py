@@ -25,7 +25,7 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 [1.0, -1.0]
 >>> mask = torch.tensor([[True, True, False], [True, True, True]])   # (N, T) of its samples
 >>> w = token_weights(mask, torch.tensor([0, 0]), aggregation="prompt")
->>> w.mul(10).tolist()                               # each of the 5 tokens weighs 1/5 (shown: * 10)
+>>> w.mul(10).tolist()                               # each of the 5 tokens weighs 1/5 (times 10)
 [[2.0, 2.0, 0.0], [2.0, 2.0, 2.0]]
 >>> behavior_logprobs = torch.full((2, 3), -1.0)
 >>> logprobs = behavior_logprobs.clone().requires_grad_()            # no lag: every ratio is 1
@@ -56,10 +56,10 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     targets  (...)     int64 in [0, V)
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          True: sums and logits are fp32; operands may be bf16 (ours; a GPU then rounds
-                       the logits' gradient to bf16). False: logits are rounded to bf16 (paper, in a
-                       plainer recipe: a ceiling of .52, not .61).
-    softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
+    head_fp32          True: logits are fp32, also from bf16 operands (ours; a GPU then rounds their
+                       gradient to bf16). False: bf16 logits. With a plainer recipe the paper's
+                       ceiling was .61 with fp32 logits, .52 with bf16.
+    softcap            a number c: logits are c tanh(h W' / c), in a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
     diagnostic without a gradient. The same in plain lines:
 
@@ -73,7 +73,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     [True, True]
 
     These lines hold (T, V) logits: 10 GB for 16,384 tokens and a vocabulary of 152k. The code below
-    does not (engines/head.py). Under autocast both operands get its dtype, and logits stay fp32."""
+    does not (engines/head.py). Under autocast both operands get that dtype; logits stay fp32."""
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
     if not temperature > 0:
@@ -99,10 +99,10 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
-    For samplers: they need all V logits of a token. Cast hidden and weight to the computing dtype
-    first. Trainer and sampler must round alike, or the ratio is not 1 even without a lag."""
+    For samplers: they need all V logits of a token. hidden and weight come in the computing dtype,
+    as a sampler's model has it. Both must round alike, or the ratio is not 1 even without a lag."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
-    head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)
+    head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)     # 1.0: the caller divides
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
 
 
@@ -126,10 +126,10 @@ def zero_variance(rewards, tol=1e-6):
 def advantages(rewards, *, norm="batch"):
     """Â = (r - mean(group)) / scale: (P, G) -> (P, G). The scale is, by norm:
 
-    "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. A prompt
-              that is nearly always or never solved weighs little in sum.
+    "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. The
+              sum of |Â| is small for a prompt that is nearly always or never solved.
     "prompt"  the std of the group (GRPO): every prompt has the same scale. One success among 16
-              gets the advantage sqrt(15).
+              gets the advantage sqrt(15) = (15/16) / (sqrt(15)/16).
     "mean"    2 p, with p the group's pass rate (MaxRL, 2602.02710). It is for rewards ±1, where
               p = (1 + mean)/2: Â is (1 - p)/p for right samples and -1 for wrong ones.
     "none"    1 (Dr. GRPO).
@@ -194,8 +194,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     """-J over some rows of a step, to be minimized; micro-batch losses add up to the step's.
 
     logprobs           (N, T)  log π, the trainer's now; the only argument to receive a gradient
-    behavior_logprobs  (N, T)  log μ as the sampler recorded it. The trainer cannot compute it:
-                               with its present weights every ratio would be 1.
+    behavior_logprobs  (N, T)  log μ as the sampler recorded it. The weights that drew the token
+                               are gone; with the trainer's present ones every ratio would be 1.
     advantages         (N,)    Â
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
@@ -207,8 +207,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                                     -eps_low (DPPO's binary mask of total variation, 2602.04879)
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; in the paper eps_high 0.26 and aggregation "prompt"
-                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|), and
-                                    aggregation "sample"
+                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|); it
+                                    goes with aggregation "sample", which you set yourself
                        "reinforce"  Â · log π: no ratio at all (ours), as if there were no lag
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
     eps_low, eps_high  for grpo, dapo, gspo how far the ratio may move from 1. gspo's ratio is a
@@ -247,7 +247,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     elif loss == "dppo":
         moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # A dropped token is exp(0) · Â · 0 = 0. exp(log ρ) is inf from 89 on, and inf · 0 is nan.
+        # Where nothing is learned exp gets 0, not log ρ: exp(89) is inf, and inf · 0 is nan.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss == "reinforce":
         objective, clipped = A * logprobs, torch.zeros_like(mask)
@@ -292,9 +292,9 @@ def _clipped(log_rho, A, low, high):
     makes the loss inf, and the run stops.)"""
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
-    zero_gradient = clipped | (A == 0)
-    moving = torch.where(zero_gradient, 0, log_rho).exp()
-    return torch.where(zero_gradient, ratio.clamp(low, high), moving) * A, clipped
+    still = clipped | (A == 0)              # no gradient
+    moving = torch.where(still, 0, log_rho).exp()       # the ratio again, with its gradient
+    return torch.where(still, ratio.clamp(low, high), moving) * A, clipped
 
 
 def _masked(name, x, mask):

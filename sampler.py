@@ -10,14 +10,15 @@ on stale samples: the loop in scalerl.py decides about those.
                     step, finished, push_weights, free_slots, in_flight, ... (CONTRIBUTING.md).
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
-sequence. Between two steps the caller may push new weights. Running sequences go on: the new
-weights read the keys and values that the old weights computed. So every token has its own version.
+sequence. Between two steps the caller may push new weights. Running sequences go on, and their
+keys and values are not computed again: new weights read those of old ones. So every token has its
+own version.
 
 What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
  c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens and make the sampler's
-    other probabilities larger. The trainer's stay, so the mean ratio is too small: 0.896 and not 1
+    other probabilities larger: μ grows, π does not. So the mean ratio is too small: 0.896 and not 1
     (measured at top-p 0.8, on a small model).
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
@@ -52,17 +53,17 @@ class Rollout:
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
     behavior_logprobs: list[float]      # log μ of the sampler, with temperature; 0 if forced
-    versions: list[int]         # of the weights that wrote the token: their optimizer steps
+    versions: list[int]         # of the weights that wrote each token
     sampled: list[bool]         # False: forced by the interruption
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
     task: str = ""
-    ended: int = 0              # at which decode step (make timeline); 0: not known
+    ended: int = 0              # the decode step at which it ended (make timeline); 0: not known
 
 
 @dataclass
 class Group:
-    """The samples of one prompt, from its admission until a step consumes them (scalerl.py)."""
+    """The samples of one prompt, from its admission until a step consumes them (the pacer's)."""
     group_id: int
     prompt_id: str
     start: int                  # the weights' version at admission
@@ -123,7 +124,7 @@ class TransformersSampler:
     eos_ids         ids that end a sample
     seed            of its own generator, which draws all budgets, and one number for each token in
                     the order of the slots: on a CPU with one thread a run repeats bit by bit."""
-    devices = 0                 # of its own: it shares the trainer's
+    devices = 0                 # GPUs of its own: it shares the trainer's
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
                  eos_ids, temperature=1.0, seed=0, head_fp32=True, version=0):
@@ -166,7 +167,7 @@ class TransformersSampler:
         self.in_flight += request.samples
 
     def push_weights(self, named_tensors, version):
-        """Names are transformers'. A weight that is the trainer's own tensor need not be copied."""
+        """Names are transformers'. A model that is the trainer's own has nothing to copy."""
         assert version >= self.version, f"version {version} pushed after {self.version}"
         own = dict(self.model.named_parameters())
         with torch.no_grad():
@@ -251,9 +252,9 @@ class TransformersSampler:
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # 2 of p, q, r to come: [-2] is q. None to come: [-0], thrown away
+        if len(self.phrase):    # phrase_left counts 3, 2, 1 for p, q, r: [-3], [-2], [-1]
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
-            logprob = torch.where(sampled, logprob, 0.0)        # the draw is thrown away
+            logprob = torch.where(sampled, logprob, 0.0)        # the draw is not used
             rows.phrase_left[:n] -= (~sampled).long()
         place = torch.arange(n, device=self.device), rows.count[:n]
         rows.ids[place], rows.versions[place] = token, self.version
@@ -307,7 +308,7 @@ class TransformersSampler:
         return rollouts
 
     def _rollout(self, request, output_ids, behavior_logprobs, versions, sampled, interrupted):
-        """The record of an ended sequence. If the last allowed token ends it, that is a "stop"."""
+        """The record of an ended sequence. An end token is a "stop", even as the last allowed."""
         reason = "stop" if output_ids[-1] in self.eos_ids else "length"
         return Rollout(request.prompt_id, request.group_id, request.prompt_ids, output_ids,
                        behavior_logprobs, versions, sampled, reason, interrupted, request.task,

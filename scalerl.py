@@ -10,20 +10,21 @@ its tokens more likely where the advantage is positive, less likely where it is 
 GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
-    3.1     part 2              weights change while a sample is being written (servers go on, one
-                                process takes turns): a token may be k = 8 steps old, at most. The
-                                loss weighs it by p(now) / p(when it was drawn).
+    3.1     part 2              weights change while a sample is being written (by servers; a single
+                                process takes turns): a token is at most k = 8 steps old. The loss
+                                weighs it by the ratio π/μ, p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
-    3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
-                                tokens are averaged by prompt; fp32 logits, also in the sampler
+    3.2     loss.py             CISPO: over a cap a token still learns, with the cap as its weight
+                                (PPO's clip: not at all); one std for the whole batch; tokens are
+                                averaged by prompt; fp32 logits, also in the sampler
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
-    4                           no KL penalty, no value network
+    4                           no KL penalty (and, like GRPO, no value network)
 
 "Ours" marks what the paper does not say. For example: compute, the x of the curve, is the FLOPs of
 generation and training; those of evaluations do not count (engines/compute.py).
 
-Reading: README has a path of 90 minutes, which begins at `Run.train_step` in part 5. All of it, in
-order: config.py, this file, loss.py, sampler.py, fit.py.
+Reading: README has a path of 90 minutes, which begins at `Run.train_step` in part 5. To read all
+five files, in order: config.py, this file, loss.py, sampler.py, fit.py.
 
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
 tokens of the longest output (shorter ones are padded on the right). The version of the weights is
@@ -61,8 +62,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher. At .9 a group of 16 is all correct, and
-    teaches nothing, with probability .9^16 = 19%; mostly it has one or two mistakes."""
+    have consumed so far, is `retire_at` (0.9) or higher. At .9 all 16 answers are
+    right in .9^16 = 19% of the groups, which then teach nothing; most have one or two mistakes."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -73,7 +74,7 @@ class Curriculum:
     def next(self):
         """The next prompt's id, or None when all have retired. Each epoch is shuffled by (seed,
         epoch), so a resumed run visits the same prompts."""
-        if self.cursor == len(self.order):          # an epoch is over, or none has begun (0 == 0)
+        if self.cursor == len(self.order):          # an epoch is over; or none has begun, 0 == 0
             self.active = [prompt for prompt in self.active if not self.learned(prompt)]
             if not self.active:
                 return None
@@ -101,18 +102,17 @@ class Curriculum:
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
-    admission   A group may start while fewer than (k + 1) * P groups are outstanding, that is,
-                admitted and not yet consumed by a step. Why k + 1: a group that starts at version v
-                may be trained on at v, v + 1, .., v + k. These k + 1 steps take (k + 1) * P groups;
-                one more could miss its deadline. (k = 0, on-policy: the P groups of one step.)
-    a step      takes the P finished groups that started at the smallest versions, in this order.
-    deadline    A group that started at version s must be in a step at version s + k, or earlier.
+    deadline    A group that starts at version s must be in the step on weights s + k, or in an
+                earlier one. It is outstanding from its start until a step consumes it.
+    admission   A group may start while fewer than (k + 1) * P are outstanding: the k + 1 steps on
+                weights s to s + k take so many, and one more could miss its deadline. (k = 0 is
+                on-policy: the P groups of one step.)
+    a step      takes the P finished groups that started at the smallest versions. It waits if a
+                group that it leaves behind could then miss its deadline, P in each later step. That
+                happens where quick young groups have overtaken more than P slow old ones. (Ours:
+                the paper only says that the trainer waits when it is k steps ahead.)
 
-    Only finished groups can be taken, so a quick young group may overtake a slow old one. If this
-    happens often, more than P old groups have the same deadline, and one step takes only P. So a
-    step is taken only if all groups that it leaves behind can still meet their deadlines, P in each
-    later step. Else the trainer waits for older groups (ours: the paper only says that it waits
-    when it is k steps ahead). Nothing is dropped for being old."""
+    Nothing is dropped for being old."""
 
     def __init__(self, k, prompts_per_step):
         self.k, self.P, self.largest_lag = k, prompts_per_step, k
@@ -165,7 +165,7 @@ class PPOPacer(PipelinePacer):
     def __init__(self, k, prompts_per_step):
         super().__init__(k, prompts_per_step)
         self.largest_lag = k - 1
-        self.collecting = True                      # this round's groups are not complete yet
+        self.collecting = True                      # groups of this round may still start
 
     def may_admit(self):
         return self.collecting
@@ -202,7 +202,7 @@ def effective_batch(rollouts, rewards, config):
 
     rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards leave before anything is
     averaged: their zero advantages would make the loss's mean and the advantages' std smaller. (The
-    std over the groups that stay: ours.) No new groups replace them (paper, sec. 3.2)."""
+    std of the groups that stay: ours.) No new groups replace them (paper, sec. 3.2)."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~equal if config.zero_variance_filter else torch.ones_like(equal)
@@ -224,7 +224,7 @@ class Batch:
     """The samples of one optimizer step, a row each. A micro-batch is some of its rows."""
     rollouts: list[Rollout]             # N of them
     behavior_logprobs: torch.Tensor     # (N, T) log μ, as the sampler recorded it
-    lags: torch.Tensor                  # (N, T) the weights' version now minus the token's own
+    lags: torch.Tensor                  # (N, T) the version now minus the token's (not in padding)
     advantages: torch.Tensor            # (N,)   one for all tokens of a sample
     token_weights: torch.Tensor         # (N, T) share of each token in the loss; 0: not trained on
 
@@ -273,20 +273,21 @@ class Policy(torch.nn.Module):
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # the layers that FSDP2 shards
         if dtype == torch.bfloat16:
-            packed.round_between_products(model, dtype)     # as vLLM in bf16 rounds
+            packed.round_between_products(model, dtype)     # where vLLM rounds to bf16
 
     def forward(self, rollouts):
         """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; T is the
         longest output; 0 for forced tokens and for padding."""
         head = self.model.get_output_embeddings().weight                                # (V, H)
-        # One row of tokens: the prompt of each group once, then all outputs (engines/packed.py).
+        # One row of tokens: each group's prompt once, then all outputs without their last tokens,
+        # which predict nothing (engines/packed.py). Prompt p q, outputs a b and c: row p q a,
+        # targets a b c, sample 0 0 1, column 0 1 0, predict 1 2 1: where the token before stands.
         row = packed.pack_rollouts(self.model, rollouts, self.dtype)
-        # `drawn` (O,) leaves out forced tokens, which need no log-prob. O: all output tokens.
+        # Forced tokens need no log-prob. O: all output tokens.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
         with torch.autocast(head.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = row.states(self.model)                             # (tokens of the row, H)
-            # The shift by one: the state of a token predicts the next token. row.targets (O,): ids
-            # of the output tokens. row.predict (O,): for each, where the token before it stands.
+            # The shift by one: the state of a token predicts the next token.
             logprobs, entropy = token_logprobs(
                 hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
                 head_fp32=self.head_fp32, softcap=own_forward.cap(self.model),
@@ -303,8 +304,8 @@ class Trainer(TrainedModel):
 
     team    the processes that train together (scaleout/team.py). With one process read its calls
             as if they were not there: mine(batches, ..) yields the batches, the largest first;
-            loss(f, x, ..) calls f(x, ..); finish(.., stats) returns stats, or raises an error that
-            `loss` has kept; whole(x) returns x; mine and begin can end the run."""
+            loss(f, x, ..) calls f(x, ..), keeps its ValueError, and finish(.., stats) raises it as
+            a FloatingPointError, or returns stats; whole(x) returns x. Some can end the run."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -335,7 +336,7 @@ class Trainer(TrainedModel):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(part.rollouts)          # (N, T) of this micro-batch
             if config.behavior == "recomputed":
-                # Ablation: log μ is this pass's own log π; every ratio is 1, no lag is corrected.
+                # Ablation: log μ is this pass's own log π: each ratio is 1, as if without lag.
                 part.behavior_logprobs = logprobs.detach()
             loss, stat = self.team.loss(
                 policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.token_weights,
@@ -388,7 +389,7 @@ class Run:
 
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
-        if self.evaluated is None:              # a new run: no evaluation so far
+        if self.evaluated is None:              # a new run; a resumed one has pushed its weights
             self.push_weights()
             agreement = self_test(self)         # do sampler and trainer compute alike?
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
@@ -442,7 +443,7 @@ class Run:
         watch.lap("train")
 
         # 4. Push the weights, in flight (PipelineRL): running sequences keep the keys and values of
-        #    older weights. Push them even if they are the same: a server may have lost them.
+        #    older weights. Push them even if they are the same: a new server does not have them.
         self.version += stepped
         self.push_weights()
         watch.lap("sync")
@@ -466,7 +467,7 @@ class Run:
             self.folder.save_if_due(self)       # a step may take longer than `save_minutes`
             self.admit()
             groups = self.pacer.take(self.version)
-            if groups or not self.sampler.in_flight:    # `admit` found no prompt, and nothing runs
+            if groups or not self.sampler.in_flight:    # None: no prompt left, and nothing runs
                 return groups
             self.collect(self.decode(self.sampler))
 
@@ -519,7 +520,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate(self):
-        """Answer the held-out prompts, with another sampler; training's pauses (not on vLLM)."""
+        """Answer the held-out prompts with another sampler. Training's waits (vLLM's does not)."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other numbers than training's
@@ -527,7 +528,7 @@ class Run:
         verdicts, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         correct = Counter(r.prompt_id for r, verdict in zip(rollouts, verdicts) if verdict > 0)
         result = mean_at_k(correct, heldout, config.eval_samples)
-        # The curve and the best model go by training tasks alone: eval_tasks must select nothing.
+        # The curve and the best model go by training tasks; eval_tasks must not choose a model.
         mean = fmean(result[task] for task in self.problems.curve_tasks)
         self.evaluated = self.step
         log_evaluation(self, rollouts, correct, result, mean, metrics, time.perf_counter() - start)
@@ -554,8 +555,8 @@ class Run:
 
 
 def mean_at_k(correct, problems, k):
-    """{task: mean@k}, the y of the curve: the pass rate over k samples of each held-out problem
-    (paper, sec. 2.2 and A: 1,000 prompts, k = 16).
+    """{task: mean@k}: the pass rate over k samples of each held-out problem (paper, sec. 2.2 and
+    A: 1,000 prompts, k = 16). The y of the curve is its mean over the training tasks.
 
     correct: Counter {problem id: right samples of k}; problems {id: Problem}"""
     solved = {}                                     # task -> right samples of each problem

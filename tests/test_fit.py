@@ -586,6 +586,19 @@ def test_a_sharper_law_is_recognized_and_its_ceiling_told():
     assert fit_curve(*made(), bootstrap=0).rivals["stretched"]["delta_aic"] > 4
 
 
+def test_the_power_laws_rival_may_have_an_R0_though_the_power_law_has_none():
+    """Without a step 0 both fit what they need: a rival with its R0 held at 0 would lose unfairly."""
+    C, R = made(n=20, R0=0.4, A=0.8, sd=0.003, seed=np.random.SeedSequence().entropy)
+    C, R = C[C > 0], R[C > 0]
+    power, alone = (fit_curve(C, R, law=law, bootstrap=0) for law in ("power", "stretched"))
+    assert (power.R0_from, alone.R0_from) == ("unused", "fitted") and power.R0 == 0
+    assert power.rivals["stretched"]["A"] == pytest.approx(alone.A, abs=1e-6)
+
+    def aic(f, parameters):
+        return f.n * np.log(f.rmse ** 2 + 1e-12) + 2 * parameters
+    assert power.rivals["stretched"]["delta_aic"] == pytest.approx(aic(alone, 4) - aic(power, 3))
+
+
 def test_a_fitted_R0_uses_the_step_0_evaluation_and_does_not_ask_for_it():
     """The advice to evaluate at step 0, given to somebody who did, makes all advice doubtful."""
     C, R = made(n=21)
