@@ -63,8 +63,8 @@ class Config:
 
     # -- length, in tokens
     prompt_tokens: int = 2048           # paper; a longer prompt is left out, not cut (ours)
-    # Each sample draws its own thinking budget from [think_min, think_max]. If it still thinks when
-    # the budget is spent, the phrase interrupts it, and it has answer_tokens for its answer.
+    # Each sample, in evaluations too, draws its own thinking budget from [think_min, think_max]. If
+    # it still thinks when that is spent, the phrase interrupts it, and answer_tokens are left.
     think_min: int = 10240              # paper, whose 10k is 10 x 1024 here (ours)
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper

@@ -152,7 +152,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):     # to the minimum: keep the lower half (52%); log B to 4e-7
+        for _ in range(25):     # if there is one valley: keep its lower half (52%); to 4e-7
             middle, step = (low + high) / 2, 0.02 * (high - low)
             lower = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(lower, low, middle - step), np.where(lower, middle + step, high)

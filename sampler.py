@@ -286,7 +286,7 @@ class TransformersSampler:
         move into the holes, so that the running ones always fill the first slots."""
         rows, ended = self.rows, torch.tensor(slots, device=self.device)
         counts, interrupted = rows.count[ended].tolist(), rows.interrupted[ended].tolist()
-        longest, rollouts = max(counts), []     # later columns hold nothing of these sequences
+        rollouts, longest = [], max(counts)     # later columns hold nothing of these sequences
         ids, logprobs, versions, sampled = (column[:, :longest][ended].tolist() for column in (
             rows.ids, rows.behavior_logprobs, rows.versions, rows.sampled))
         for i, slot in enumerate(slots):
@@ -295,7 +295,7 @@ class TransformersSampler:
                                           versions[i][:n], sampled[i][:n], interrupted[i]))
 
         n_left = len(self.running) - len(slots)
-        holes = [slot for slot in slots if slot < n_left]       # filled by the movers, from behind
+        holes = [slot for slot in slots if slot < n_left]       # as many as movers: n_left stay
         movers = sorted({*range(n_left, len(self.running))} - {*slots})
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]

@@ -380,7 +380,8 @@ class Run:
         self.sampler, self.eval_sampler = sampler, eval_sampler
         self.curriculum = Curriculum(problems.train, config.retire_at, config.seed)
         self.pacer = make_pacer(config)
-        self.compute = Compute(trainer.model, self.team.size + sampler.devices, trainer.device)
+        devices = self.team.size + sampler.devices      # of training and of generation
+        self.compute = Compute(trainer.model, devices, trainer.device)
         self.step = 0                   # steps of this loop so far
         self.version = 0                # optimizer steps taken: a step of the loop may take none
         self.evaluated = None           # the step of the last evaluation
