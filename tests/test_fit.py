@@ -587,7 +587,7 @@ def test_a_sharper_law_is_recognized_and_its_ceiling_told():
 
 
 def test_the_power_laws_rival_may_have_an_R0_though_the_power_law_has_none():
-    """Without a step 0 both fit what they need: a rival with its R0 held at 0 would lose unfairly."""
+    """Without a step 0 both fit what they need: a rival with R0 held at 0 would lose unfairly."""
     C, R = made(n=20, R0=0.4, A=0.8, sd=0.003, seed=np.random.SeedSequence().entropy)
     C, R = C[C > 0], R[C > 0]
     power, alone = (fit_curve(C, R, law=law, bootstrap=0) for law in ("power", "stretched"))
