@@ -119,15 +119,15 @@ student:
 
 STUDENT ?= $(if $(wildcard course/handed_out.json),.,student)
 grade: $(VENV)/test
-	$(PY) -m course.grade "$(STUDENT)" --json grade.json $(if $(REPLAY),--replay $(REPLAY)) \
+	$(PY) -m course.grade "$(STUDENT)" --json grade.json $(if $(REPLAY),--replay $(REPLAY)) $(if $(EX),--only $(EX)) \
 		$(if $(filter command line environment,$(origin SEED)),--seed $(SEED))
 
 # What is graded, for the instructor; and a folder of such archives: make grade-all DIR=handed_in
-# (PLANS=FOLDER: those of before the runs)
+# (PLANS=FOLDER: those of before the runs; EX="2 3": these exercises alone)
 submit:
 	$(PYTHON) -B -m course.batch --pack "$(or $(OUT),submission.zip)"
 grade-all: $(VENV)/test
-	$(PY) -m course.batch "$(or $(DIR),$(error DIR=FOLDER))" --out "$(or $(OUT),graded)" $(if $(PLANS),--plans "$(PLANS)") \
+	$(PY) -m course.batch "$(or $(DIR),$(error DIR=FOLDER))" --out "$(or $(OUT),graded)" $(if $(PLANS),--plans "$(PLANS)") $(if $(EX),--only $(EX)) \
 		$(if $(filter command line environment,$(origin SEED)),--seed $(SEED))
 
 # Faults by the hundred (docs/reliability.md): one process, two servers and two ranks, a fleet on

@@ -360,7 +360,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     amounts = np.unique(C[C > 0])
     if amounts.size < 3:
         raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
-                       "--c-min and --until (step 0 only gives R0): take 3, better 20")
+                       "--c-min and --until (a share up to 1, or an amount; step 0 only gives R0): "
+                       "take 3, better 20")
     first, last = amounts[[0, -1]]
     low, high = A_range or (R0, 1.0)
     if not 0 <= low <= high <= 1:

@@ -24,7 +24,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -125,8 +125,9 @@ class Lane:
         self.process = None
 
 
-def grade_one(path, out, seed, lanes, plans=None):
-    """One row of the table. Raises BadInput where nothing can be graded at all."""
+def grade_one(path, out, seed, lanes, plans=None, only=()):
+    """One row of the table, of these exercises or of all. Raises BadInput where nothing can be
+    graded at all."""
     # A name in another encoding than this machine's: its bytes are written as \\xfc.
     name = os.fsencode(path.name).decode(errors="backslashreplace")
     row = dict(name=name, points="", note="")
@@ -135,6 +136,7 @@ def grade_one(path, out, seed, lanes, plans=None):
         try:
             tree = unpacked(path, Path(place) / "tree")
             more = ["--plans", plans_of(plans / path.name, Path(place))] if plans else []
+            more += ["--only", *only] if only else []
             lane = lanes.get()
             try:
                 code, text, why = lane.grade([str(tree), "--json", str(report), "--seed",
@@ -216,8 +218,9 @@ def table_of_bets(rows):
                   key=lambda line: float(line["error"]))
 
 
-def grade_all(folder, out, seed, lanes, plans=None):
-    """The rows of the table, which is written as it grows. Raises BadInput."""
+def grade_all(folder, out, seed, lanes, plans=None, only=()):
+    """The rows of the table, by name. It is written as it grows, in the order in which trees are
+    done: one that hangs hides no other. Raises BadInput."""
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     if not paths:
         raise BadInput(f"{folder} is empty: it should hold archives ({', '.join(ENDINGS)}) or "
@@ -235,12 +238,17 @@ def grade_all(folder, out, seed, lanes, plans=None):
         from tqdm import tqdm           # `make submit` has no packages
         writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
         writer.writeheader()
-        graded = pool.map(lambda path: grade_one(path, out, seed, free, plans), paths)
-        for row in tqdm(graded, total=len(paths), unit="tree"):
+        place = {pool.submit(grade_one, path, out, seed, free, plans, only): i
+                 for i, path in enumerate(paths)}
+        for graded in tqdm(as_completed(place), total=len(paths), unit="tree"):
+            row = graded.result()
             writer.writerow(row)
             file.flush()
-            rows.append(row)
+            rows.append((place[graded], row))
             tqdm.write(f"{row['points']!s:>5}  {row['name']}  {row['note']}")
+        rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+        file.seek(0), file.truncate()
+        writer.writeheader(), writer.writerows(rows)
     with open(out / "bets.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["name", "error"])
         writer.writeheader()
@@ -274,6 +282,7 @@ def main(argv=None):
                    help="grade the submission in FOLDER, write its results.json")
     p.add_argument("--plans", type=Path, metavar="FOLDER", help="archives from before the runs")
     p.add_argument("--seed", type=int, help="of all inputs (default: a fresh one)")
+    p.add_argument("--only", type=int, nargs="+", default=[], metavar="N", help="these exercises")
     p.add_argument("--lanes", type=int, default=os.cpu_count(), help="trees at a time")
     args = p.parse_args(argv)
     try:
@@ -291,7 +300,7 @@ def main(argv=None):
         if not args.folder or not args.folder.is_dir():
             raise BadInput("name the folder of what was handed in: make grade-all DIR=FOLDER")
         seed = int.from_bytes(os.urandom(3), "big") if args.seed is None else args.seed
-        rows = grade_all(args.folder, args.out, seed, args.lanes, args.plans)
+        rows = grade_all(args.folder, args.out, seed, args.lanes, args.plans, args.only)
         print(f"{args.out}/table.csv: {len(rows)} rows, seed {seed}")
     except (BadInput, OSError, RuntimeError) as error:          # SandboxError is one
         print(f"batch.py: {error}", file=sys.stderr)

@@ -34,6 +34,10 @@ def tokens(dtype=torch.float64):
     return log_pi, log_pi - (log_pi.detach() - shift), A
 
 
+IN_PLACE = ("log_rho itself was changed: detach() shares its memory, and exp_() writes there. Use "
+            "exp(): the caller still needs log ρ.")
+
+
 def gradient(value, x):
     if not value.requires_grad:
         return torch.zeros_like(x)
@@ -52,8 +56,9 @@ def test_cispo_weighs_the_gradient_by_the_capped_ratio():
     """d/dlogπ [sg(min(ρ, ε)) Â log π] = min(ρ, ε) Â."""
     log_pi, log_rho, A = tokens()
     cap = 1.3
-    objective, _ = _capped(log_pi, log_rho, A, cap)
     rho = log_rho.detach().exp()
+    objective, _ = _capped(log_pi, log_rho, A, cap)
+    assert log_rho.detach().exp().equal(rho), IN_PLACE
     ppo = ((rho > cap) & (A > 0)) | ((rho < 2 - cap) & (A < 0))
     found = gradient(objective, log_pi)
     least = (found / A).flatten()[rho.argmin()].item()          # the smallest ratio's weight
@@ -88,8 +93,8 @@ def test_cispo_weighs_the_gradient_by_the_capped_ratio():
 
 def test_cispo_returns_the_terms_of_j():
     log_pi, log_rho, A = tokens()
-    objective, _ = _capped(log_pi, log_rho, A, 1.3)
     rho = log_rho.detach().exp()
+    objective, _ = _capped(log_pi, log_rho, A, 1.3)
     least = (objective / A / log_pi).flatten()[rho.argmin()].item()
     check("CISPO's terms", objective, by_token(
         lambda r, a, l: min(r, 1.3) * a * l, rho, A, log_pi), {
@@ -124,8 +129,9 @@ def test_ppos_clip_silences_only_tokens_that_have_moved_the_way_their_advantage_
     """min(ρ Â, clip(ρ) Â): clipped are ρ > high with Â > 0, and ρ < low with Â < 0. A good
     token that became unlikely, or a bad one that became likely, is still pulled back."""
     log_pi, log_rho, A = tokens()
-    objective, _ = _clipped(log_rho, A, LOW, HIGH)
     rho = log_rho.detach().exp()
+    objective, _ = _clipped(log_rho, A, LOW, HIGH)
+    assert log_rho.detach().exp().equal(rho), IN_PLACE
     inside = (rho >= LOW) & (rho <= HIGH)
     check("the gradient of PPO's clip", gradient(objective, log_pi), by_token(
         lambda r, a: 0 if (a > 0 and r > HIGH) or (a < 0 and r < LOW) else r * a, rho, A), {

@@ -22,6 +22,20 @@ def refused(call):
     return None
 
 
+def answered(function, *inputs, **settings):
+    """What it returns for these inputs. Raises TypeError: an array that is not torch's, which the
+    trainer could not use; ValueError: an input was changed in place, though its caller needs it."""
+    before = [x.detach().clone() for x in inputs]
+    found = function(*inputs, **settings)
+    for each in found if isinstance(found, (tuple, list)) else [found]:
+        if not isinstance(each, (torch.Tensor, dict)):
+            raise TypeError(f"tensors were asked for, a {type(each).__name__} came")
+    for number, (x, old) in enumerate(zip(inputs, before), start=1):
+        if not torch.equal(x.detach().nan_to_num(7), old.nan_to_num(7)):
+            raise ValueError(f"argument {number} was changed in place: its caller still needs it")
+    return found
+
+
 # ------------------------------------------------------------------------------------ exercise 1
 def head(hidden, weight, targets, g, bf16=False, twice=False, frozen="", **settings):
     """log-probs, entropies, their dtype, the two gradients (None of a frozen operand)."""
@@ -29,7 +43,8 @@ def head(hidden, weight, targets, g, bf16=False, twice=False, frozen="", **setti
     hidden, weight = (x.bfloat16() if bf16 else x for x in tensors(hidden, weight))
     operands = dict(hidden=hidden.requires_grad_(frozen != "hidden"),
                     weight=weight.requires_grad_(frozen != "weight"))
-    logprobs, entropy = token_logprobs(hidden, weight, torch.from_numpy(targets), **settings)
+    logprobs, entropy = answered(
+        token_logprobs, hidden, weight, torch.from_numpy(targets), **settings)
     wanted = [x for x in operands.values() if x.requires_grad]
     passes = [torch.autograd.grad(logprobs, wanted, torch.from_numpy(g).to(logprobs.dtype),
                                   retain_graph=True) for _ in range(1 + twice)]
@@ -56,7 +71,7 @@ def head_sum(tokens):
 # ------------------------------------------------------------------------------------ exercise 2
 def advantages(rewards, norm):
     from loss import advantages
-    return advantages(torch.from_numpy(rewards), norm=norm)
+    return answered(advantages, torch.from_numpy(rewards), norm=norm)
 
 
 def advantages_refused(rewards, norm):
@@ -67,7 +82,7 @@ def advantages_refused(rewards, norm):
 def token_weights(mask, prompts, aggregation):
     from loss import token_weights
     mask, prompts = tensors(mask, prompts)
-    found = token_weights(mask, prompts, aggregation=aggregation)
+    found = answered(token_weights, mask, prompts, aggregation=aggregation)
     return [found, str(found.dtype), mask]
 
 
@@ -88,7 +103,7 @@ def capped(log_pi, behavior, A, cap):
     from loss import _capped
     log_pi, behavior, A = tensors(log_pi, behavior, A)
     log_pi.requires_grad_()
-    terms, where = _capped(log_pi, log_pi - behavior, A, cap)
+    terms, where = answered(lambda *x: _capped(*x, cap), log_pi, log_pi - behavior, A)
     return [terms, where, slope(terms, log_pi)]
 
 
@@ -96,7 +111,7 @@ def clipped(log_rho, A, low, high):
     from loss import _clipped
     log_rho, A = tensors(log_rho, A)
     log_rho.requires_grad_()
-    terms, where = _clipped(log_rho, A, low, high)
+    terms, where = answered(lambda *x: _clipped(*x, low, high), log_rho, A)
     return [terms, where, slope(terms, log_rho)]
 
 
@@ -104,7 +119,7 @@ def sequence_ratio(log_ratio, mask, g):
     from loss import _sequence_log_ratio
     log_ratio, mask, g = tensors(log_ratio, mask, g)
     log_ratio.requires_grad_()
-    found = _sequence_log_ratio(log_ratio, mask)
+    found = answered(_sequence_log_ratio, log_ratio, mask)
     return [found, slope(found * g, log_ratio)]
 
 
@@ -112,14 +127,14 @@ def policy_loss(log_pi, behavior, A, weights, **settings):
     from loss import policy_loss
     log_pi, behavior, A, weights = tensors(log_pi, behavior, A, weights)
     log_pi.requires_grad_()
-    value, stats = policy_loss(log_pi, behavior, A, weights, **settings)
+    value, stats = answered(policy_loss, log_pi, behavior, A, weights, **settings)
     return [value, slope(value, log_pi), float(stats[""]["ratio/clipped_frac"])]
 
 
 # ------------------------------------------------------------------------------------ exercise 4
 def zero_variance(rewards, **more):
     from loss import zero_variance
-    return zero_variance(torch.from_numpy(rewards), **more)
+    return answered(zero_variance, torch.from_numpy(rewards), **more)
 
 
 def effective_batch(rewards, keep_all):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import tarfile
+import threading
 import zipfile
 from pathlib import Path
 
@@ -243,6 +244,37 @@ def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypat
         archive.writestr("x", "0" * 2000)
     with pytest.raises(student.BadInput, match="too large"):
         batch.unpacked(tmp_path / "a.zip", tmp_path / "tree")
+
+
+def test_a_tree_that_takes_long_hides_no_other_and_the_table_is_by_name(tmp_path, monkeypatch):
+    """The first one is not done before the row of the last one stands in the file."""
+    for name in ("a.zip", "b.zip", "c.zip"):
+        (tmp_path / "handed" / name).mkdir(parents=True)
+    table, asked = tmp_path / "out" / "table.csv", []
+
+    def one(path, out, seed, lanes, plans, only):
+        asked.append((path.name, seed, only))
+        while path.name == "a.zip" and "c.zip" not in table.read_text():
+            assert not late.wait(0.02)
+        return dict(name=path.name, points=1, note="")
+    late = threading.Event()
+    timer = threading.Timer(60, late.set)
+    timer.start()
+    monkeypatch.setattr(batch, "grade_one", one)
+    rows = batch.grade_all(tmp_path / "handed", tmp_path / "out", 5, 2, None, [2, 3])
+    timer.cancel()
+    assert [row["name"] for row in rows] == ["a.zip", "b.zip", "c.zip"]
+    with open(table, newline="") as file:
+        assert [row["name"] for row in csv.DictReader(file)] == ["a.zip", "b.zip", "c.zip"]
+    assert sorted(asked) == [(f"{name}.zip", 5, [2, 3]) for name in "abc"]
+
+
+@sandboxed
+def test_one_exercise_of_a_tree_that_has_our_bodies_of_all_others(tmp_path):
+    """`make student EX=2`, handed in untouched: `--only 2` gives it nothing for the rest."""
+    student.write(tmp_path / "handed" / "tree", only=[2])
+    (row,) = batch.grade_all(tmp_path / "handed", tmp_path / "out", 5, 1, None, [2])
+    assert row["points"] == 0 and row["exercise 2"] == 0 and "exercise 3" not in row
 
 
 def test_where_nothing_can_be_graded_the_batch_ends_and_says_so(tree, tmp_path, monkeypatch,

@@ -353,6 +353,30 @@ for f in (my_pass.pass_at_k, my_pass.gain):
 
 
 @sandboxed
+@pytest.mark.parametrize("number, where, old, new, why", [
+    (2, "loss.py::advantages", "", "return advantages_of(rewards, norm).numpy()",
+     "tensors were asked for, a ndarray came"),
+    (3, "loss.py::_capped", ".detach().exp()", ".detach().exp_()", "argument 2 was changed in place")])
+def test_what_the_trainer_could_not_use_earns_nothing(number, where, old, new, why):
+    """Right values in an array that is not torch's, or at the price of an input of the caller's:
+    the public check fails there, so points would be a surprise."""
+    path, name = where.split("::")
+    given = tree(real=[number])
+    body = textwrap.dedent(student.body_of(given[path], name, path))
+    if old:
+        assert body.count(old) == 1
+        sources = tree({where: body.replace(old, new)}, real=[number])
+    else:
+        helper = "def advantages_of(rewards, norm):\n" + textwrap.indent(body, "    ")
+        sources = tree({where: new}, real=[number])
+        sources[path] += "\n\n" + helper + "\n"
+    row = graded(number, sources)
+    lost = [part for part in row["parts"] if part["why"]]
+    assert lost and any(why in part["why"] for part in lost), row["parts"]
+    assert 0 < row["points"] < row["of"]
+
+
+@sandboxed
 @pytest.mark.parametrize("name", OVERRIDDEN)
 def test_a_stub_that_is_left_and_overridden_below_costs_nothing(name):
     """Which name takes a stub's place is known to who runs the file, not to who reads it."""
