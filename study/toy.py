@@ -15,6 +15,7 @@ import itertools
 import json
 import random
 import re
+import shutil
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -244,6 +245,8 @@ def make(args):
                          f"{LEARNED:g} is needed): take another --seed, or more --steps")
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
+    # safetensors' files only their owner may read; a class shares its models.
+    shutil.copymode(f"{args.out}/config.json", f"{args.out}/model.safetensors")
     print(f"wrote {args.out}: {model.num_parameters():,} parameters")
 
 

@@ -343,6 +343,8 @@ def test_the_command_makes_a_folder_also_for_two_tasks(tmp_path, capsys, monkeyp
         table = capsys.readouterr().out
         assert "greedy: " in table
         assert ("without errors: 2 steps" in table) == (name == "two")
+        modes = {path.stat().st_mode for path in (tmp_path / name).iterdir()}
+        assert len(modes) == 1              # a class shares its models: weights can be read, too
     one, two = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("one", "two"))
     assert one.config.hidden_size == two.config.hidden_size == 32
     assert not torch.equal(one.get_input_embeddings().weight, two.get_input_embeddings().weight)
