@@ -18,9 +18,9 @@ fitted; the mean of the last fifth of the curve (3 points at least) is to be for
     printed   what it says: the law where the verdict is "usable", else the middle
 
 A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
-the curves on which all of them exist. Interval and verdict stand there three times: of today, as
-they were before the third round, in which the first two were judged (lo_before, ...), and in the
-third, with today's intervals (verdict_third).
+the curves on which all of them exist. Interval and verdict stand there as they are today, as they
+were before the third round, in which the first two were judged (lo_before, ...), and with today's
+intervals the verdicts of the third (verdict_third) and of the fourth and fifth (verdict_fifth).
 """
 import argparse
 import contextlib
@@ -45,22 +45,22 @@ WAYS = (*FORECASTS, "followed")
 KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
 VERDICTS = (USABLE, RANGE, LAST_VALUE)
-ROUNDS = ("first", "second", "third", "fourth", "fifth")
-THIRD = {"CLEAR": 0.95}                         # the rule of the verdict, until the fourth round
-BEFORE = THIRD | {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}      # and of fit.py, until the third
+ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
+CLEAR = {"_before": 0.95, "_third": 0.95, "_fifth": 0.8}     # see draws_verdict
+BEFORE = {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}                # of fit.py, until the third round
 JUDGED = ("lo", "hi", "verdict")
 
 
 # ---------------------------------------------------------------------------------- 1. one curve
 def sources_of(*rounds):
-    """{run: its row of sources.csv} of these rounds of the collection, 1 to 5."""
+    """{run: its row of sources.csv} of these rounds of the collection, 1 to 6."""
     with open(HERE / "sources.csv", newline="") as file:
         return {row["run"]: row for row in csv.DictReader(file) if int(row["round"]) in rounds}
 
 
 def curves():
     """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of all rounds."""
-    sources = sources_of(1, 2, 3, 4, 5)
+    sources = sources_of(*range(1, 7))
     points = {run: [] for run in sources}
     with open(HERE / "curves.csv", newline="") as file:
         for row in csv.DictReader(file):
@@ -105,19 +105,26 @@ def logit_line(x, y, at):
     return expit(np.polyval(np.polyfit(np.log(x[-half:]), y, 1), np.log(at)))
 
 
+def draws_verdict(fit, end, clear):
+    """The verdict of the first five rounds: usable if more than this share of the interval's draws
+    end on one side of the last value; what else it asked is asked today."""
+    told = judge(fit, end)
+    ends = fit.futures(end, noise=True).mean(1)
+    if told["verdict"] == LAST_VALUE:
+        return LAST_VALUE
+    on_both = np.quantile(ends, 1 - clear) <= told["naive"] <= np.quantile(ends, clear)
+    return RANGE if on_both or told["hi"] - told["lo"] > fitting.forecast.WIDEST else USABLE
+
+
 @contextlib.contextmanager
-def before(settings=BEFORE):
-    """In here intervals and verdicts are those of before the third round, or as `settings` say."""
-    modules = (law, fitting.forecast)
-    now = [{name: vars(module)[name] for name in settings if name in vars(module)}
-           for module in modules]
+def before():
+    """In here the intervals are those of before the third round."""
+    now = {name: vars(law)[name] for name in BEFORE}
     try:
-        for module, names in zip(modules, now):
-            vars(module).update({name: settings[name] for name in names})
+        vars(law).update(BEFORE)
         yield
     finally:
-        for module, names in zip(modules, now):
-            vars(module).update(names)
+        vars(law).update(now)
 
 
 def forecast(x, y, cut):
@@ -125,17 +132,18 @@ def forecast(x, y, cut):
     early, last = x <= cut * x[-1], max(3, x.size // 5)
     measured, end = y[-last:].mean(), x[-last:]
     row = dict(points=x.size, fitted=int(early.sum()), last=last, measured=measured,
-               lo="", hi="", reason="", verdict=VERDICTS[2], lo_before="", hi_before="",
-               verdict_before=VERDICTS[2], verdict_third=VERDICTS[2])
+               lo="", hi="", reason="", verdict=LAST_VALUE, lo_before="", hi_before="",
+               verdict_before=LAST_VALUE, verdict_third=LAST_VALUE, verdict_fifth=LAST_VALUE)
 
     def sigmoid():
         fit = fit_curve(x, y, c_max=cut * x[-1])
         with before():
             earlier = judge(fit, end)
-        with before(THIRD):
-            row["verdict_third"] = judge(fit, end)["verdict"]
-        for when, told in (("", judge(fit, end)), ("_before", earlier)):
-            row["verdict" + when] = told["verdict"]
+            row["verdict_before"] = draws_verdict(fit, end, CLEAR["_before"])
+        for when in ("_third", "_fifth"):
+            row["verdict" + when] = draws_verdict(fit, end, CLEAR[when])
+        row["verdict"] = (now := judge(fit, end))["verdict"]
+        for when, told in (("", now), ("_before", earlier)):
             if not fit.no_interval:
                 row.update({"lo" + when: told["lo"], "hi" + when: told["hi"]})
         row["reason"] = fit.no_interval and f"no interval: {fit.no_interval}"
@@ -227,8 +235,8 @@ def by_way(rows):
 
 def kept(number=1, judged=""):
     """The rows of errors.csv of a round: numbers where there are numbers, "" for an empty cell.
-    judged: "_before", with interval and verdict of before the third round, or "_third"."""
-    text = ("run", "kind", "step_0", "reason", "verdict", "verdict_before", "verdict_third")
+    judged: "_before", with interval and verdict of before the third round, "_third", "_fifth"."""
+    text = ("run", "kind", "step_0", "reason", "verdict", *("verdict" + when for when in CLEAR))
     sources = sources_of(number)
     with open(HERE / "errors.csv", newline="") as file:
         rows = [{name: cell if name in text or not cell else float(cell)
@@ -277,18 +285,19 @@ def wider_intervals():
     return "\n".join(told)
 
 
-def usable_by_rule():
-    """The table of the fourth and the fifth round: by the third round's rule and by today's, which
-    are called usable, how many of their intervals hold, median errors of law and last value."""
-    told = ["| curves | cut | usable, third round | hold | law | last value | usable, today | hold "
-            "| law | last value |", "|---" + "|--:" * 9 + "|"]
-    for numbers, name in (((1, 2, 3), "the first three rounds"), ((4,), "the fourth round"),
-                          ((5,), "the fifth round"), ((4, 5), "both")):
+def usable_by_rule(old, new, parts):
+    """The table of the later rounds: by an older and a newer rule (of JUDGED, CLEAR), which are
+    called usable, how many of their intervals hold, median errors of law and last value. parts:
+    {name: numbers of rounds}"""
+    names = {"_third": "third round", "_fifth": "fifth round", "": "today"}
+    told = ["| curves | cut " + "".join(f"| usable, {names[rule]} | hold | law | last value "
+                                        for rule in (old, new)) + "|", "|---" + "|--:" * 9 + "|"]
+    for name, numbers in parts.items():
         for cut in CUTS[::-1]:
             cells = []
-            for judged in ("_third", ""):
-                parts = [called_usable(number, cut, judged) for number in numbers]
-                rows, n = sum((some for some, _ in parts), []), sum(n for _, n in parts)
+            for judged in (old, new):
+                groups = [called_usable(number, cut, judged) for number in numbers]
+                rows, n = sum((some for some, _ in groups), []), sum(n for _, n in groups)
                 errors = [f"{np.median(np.abs([row[way] for row in rows])):.3f}"[1:] if rows else ""
                           for way in ("sigmoid", "naive")]
                 cells += [f"{len(rows)} of {n}", holding(rows)[0].split()[0], *errors]
@@ -296,18 +305,22 @@ def usable_by_rule():
     return "\n".join(told)
 
 
-def forecasts_beside():
-    """The table of the fifth round: mean and median absolute error of every forecast, and on how
-    many curves it is nearer than the last value, or farther."""
+FIFTH = {"sigmoid": "the law", "naive": "the last value", "line": "the line in log x",
+         "followed": "printed until then", "tested": "printed in the test",
+         "printed": "printed now", "middle": "the middle everywhere"}
+SIXTH = {name: FIFTH[name] for name in ("sigmoid", "naive", "line")} | {
+    "printed": "what is printed", "middle": "the middle everywhere"}
+
+
+def forecasts_beside(names, judged, parts):
+    """The table of the fifth and of the sixth round: mean and median absolute error of these
+    forecasts {way: name}, and on how many curves each is nearer than the last value, or farther.
+    judged: the rule of the verdict, as in `kept`; parts: {name: numbers of rounds}"""
     told = ["| curves | cut | n | forecast | mean | median | nearer than the last value in "
             "| farther in |", "|---|--:|--:|---" + "|--:" * 4 + "|"]
-    names = {"sigmoid": "the law", "naive": "the last value", "line": "the line in log x",
-             "followed": "printed until then", "tested": "printed in the test",
-             "printed": "printed now", "middle": "the middle everywhere"}
-    for numbers, part in (((1, 2, 3, 4), "the first four rounds"), ((5,), "the fifth round"),
-                          ((1, 2, 3, 4, 5), "all")):
+    for part, numbers in parts.items():
         for cut in CUTS[::-1]:
-            rows = [row for number in numbers for row in kept(number)
+            rows = [row for number in numbers for row in kept(number, judged)
                     if row["cut"] == cut and all(row[way] != "" for way in FORECASTS)]
             last = np.abs([row["naive"] for row in rows])
             for way, name in names.items():
@@ -318,6 +331,20 @@ def forecasts_beside():
                     f"| {part}", f"{cut:g}"[1:], str(len(rows)), name, f"{errors.mean():.3f}"[1:],
                     f"{np.median(errors):.3f}"[1:], *beside]) + " |")
     return "\n".join(told)
+
+
+def later_tables():
+    """Those of the pages of the fourth, the fifth and the sixth round."""
+    first, every = {"the first three rounds": (1, 2, 3)}, (1, 2, 3, 4, 5)
+    return [usable_by_rule("_third", "_fifth", first | {
+                "the fourth round": (4,), "the fifth round": (5,), "both": (4, 5)}),
+            lines(by_way(kept(4, "_fifth"))),
+            forecasts_beside(FIFTH, "_fifth", {
+                "the first four rounds": (1, 2, 3, 4), "the fifth round": (5,), "all": every}),
+            lines(by_way(kept(5, "_fifth"))),
+            usable_by_rule("_fifth", "", {"the first five rounds": every, "the sixth round": (6,)}),
+            forecasts_beside(SIXTH, "", {"the sixth round": (6,), "all six": (*every, 6)}),
+            lines(by_way(kept(6)))]
 
 
 def main():
@@ -335,8 +362,7 @@ def main():
           "was measured,\nof those that exist; runs that fall for good after the cut.\n")
     first, second = kept(1, "_before"), kept(2, "_before")
     print("\n\n".join([*tables(first), beside(first, second), wider_intervals(),
-                       lines(by_way(kept(3, "_third"))), usable_by_rule(),
-                       lines(by_way(kept(4))), forecasts_beside(), lines(by_way(kept(5)))]))
+                       lines(by_way(kept(3, "_third"))), *later_tables()]))
 
 
 if __name__ == "__main__":

@@ -356,7 +356,8 @@ for f in (my_pass.pass_at_k, my_pass.gain):
 @pytest.mark.parametrize("number, where, old, new, why", [
     (2, "loss.py::advantages", "", "return advantages_of(rewards, norm).numpy()",
      "tensors were asked for, a ndarray came"),
-    (3, "loss.py::_capped", ".detach().exp()", ".detach().exp_()", "argument 2 was changed in place")])
+    (3, "loss.py::_capped", ".detach().exp()", ".detach().exp_()",
+     "argument 2 was changed in place")])
 def test_what_the_trainer_could_not_use_earns_nothing(number, where, old, new, why):
     """Right values in an array that is not torch's, or at the price of an input of the caller's:
     the public check fails there, so points would be a surprise."""
