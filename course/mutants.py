@@ -32,8 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "course"
 LIMIT_S = 900                       # for the tests of one mutant, and for each run of --logs
-NOT_COPIED = (".*", "__pycache__", "*.egg-info", "runs", "models", "results", "student", "mystery",
-              "build", "graded", "handed_in", "plans", "grade.json", "*.zip")
+NOT_COPIED = ("results",)           # of what git knows: an instructor's folder has marks in it, too
 # What a dealt project lacks: the tests, which would say it, and the course, which has the answers.
 NOT_DEALT = ("tests", "course")
 # Importing torch takes longer than most tests: a server imports it once, and forks for each mutant.
@@ -90,8 +89,16 @@ def load(path=HERE / "mutants.toml"):
 
 
 def copy_project(folder, mutant=None, leave_out=()):
-    """A copy of the project in the new folder `folder`, with the mutant's bug."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED, *leave_out))
+    """A copy of the project, as far as git knows its files, in the new folder `folder`, with the
+    mutant's bug. Raises BadInput without git."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, text=True, capture_output=True)
+    if listed.returncode:
+        raise BadInput(f"git must tell which files are the project's: {listed.stderr.strip()}")
+    for name in listed.stdout.split("\0")[:-1]:
+        top = name.split("/")[0]
+        if top not in (*NOT_COPIED, *leave_out) and top[0] != "." and (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
     if mutant:
         mutant.apply(folder)
 

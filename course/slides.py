@@ -20,7 +20,7 @@ section {{ display: none; box-sizing: border-box; height: 100vh; padding: 4vh 7v
 section.on {{ display: block }} h1, h2 {{ font: bold 1.5em/1.2 sans-serif; margin: 0 0 .7em }}
 code, pre {{ font: .85em/1.4 monospace; background: #f3f3f3 }} pre {{ padding: .6em 1em }}
 table {{ border-collapse: collapse }} td, th {{ padding: .2em .8em; border-bottom: 1px solid #bbb }}
-img {{ max-width: 100%; max-height: 62vh }} small {{ position: fixed; right: 1em; bottom: .6em }}
+img {{ max-width: 100%; max-height: 56vh }} small {{ position: fixed; right: 1em; bottom: .6em }}
 aside {{ display: none; font-size: .75em; border-top: 1px solid #bbb; color: #555 }}
 body.notes aside {{ display: block }}
 @media print {{ section {{ display: block; page-break-after: always }} small {{ position: static }}

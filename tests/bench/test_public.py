@@ -547,3 +547,14 @@ def test_the_sixth_round_is_told_as_it_is():
     assert (f"Over all 314 curves that misses by {all_told[0]} from the half (law {all_told[2]}, "
             f"last value {all_told[1]}), over 309 from 30% by {all_early[0]} ({all_early[2]}, "
             f"{all_early[1]}).") in docs
+    slides, lesson = (" ".join((ROOT / "course" / name).read_text().split())
+                      for name in ("slides.md", "7_sigmoid.md"))
+    assert (f"| the law | {all_told[2]} | | the last value | {all_told[1]} | | the median of law, "
+            f"last value and a line in log C | {all_told[0]} |") in slides
+    assert f"{falls[0]:g} of the 314 fall" in slides and (
+        f"says `fit.py`, of {len(every)}. On the 57 curves collected last: {n}, error "
+        f"**{medians(usable).split()[0]}** (last value {medians(usable).split()[2]}), but "
+        f"{kinds['robots']} are robots.") in slides
+    assert (f"the law misses by {all_told[2]} from the half, the last value by {all_told[1]}; "
+            f"where `fit.py` says *usable*, by {medians(usable)} ({n} new ones, "
+            f"{kinds['robots']} of them robots;") in lesson

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,25 @@ def test_a_deal_repeats_itself_and_does_not_hold_its_answer(tmp_path):
         ROOT / "course" / "silent" / f"{name}.jsonl").read_bytes()
     with pytest.raises(BadInput, match="is there already: name another folder"):
         mutants.deal(7, tmp_path / "a")
+
+
+def test_of_an_instructors_folder_git_alone_says_what_is_dealt_out(tmp_path, monkeypatch):
+    """Marks and lists of the class lie beside the project, under any name."""
+    project = tmp_path / "project"
+    for name in ("loss.py", "docs/page.md", "results/all.csv", "tests/test_x.py", ".ci/run"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(name)
+    monkeypatch.setattr(mutants, "ROOT", project)
+    with pytest.raises(BadInput, match="git must tell"):
+        mutants.copy_project(tmp_path / "none")
+    subprocess.run("git init -q && git add -A", shell=True, check=True, cwd=project)
+    (project / "marks").mkdir()
+    (project / "marks" / "anna.txt").write_text("bad")
+    (project / "class_list.csv").write_text("anna")
+    mutants.copy_project(tmp_path / "dealt", leave_out=("tests",))
+    found = [path for path in (tmp_path / "dealt").rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(tmp_path / "dealt")) for path in found) == [
+        "docs/page.md", "loss.py"]
 
 
 def test_every_silent_bug_is_dealt_out_by_some_seed():
