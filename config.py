@@ -56,7 +56,7 @@ class Config:
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
     # Lag of a token: the number of optimizer steps between the weights that sampled it and the
     # weights that are trained on it. Training in which every lag is 0 is called on-policy.
-    off_policy: str = "pipeline-8"      # paper; "pipeline-K": weights change in samples, lag <= K;
+    off_policy: str = "pipeline-8"      # paper; "pipeline-K": weights change mid-sample, lag <= K;
                                         # "ppo-K": K steps' samples by the same weights, lag < K
     slots: int = 256                    # ours; the most sequences that a sampler, or each server,
                                         # decodes at once; more is faster, with a larger mean lag

@@ -240,12 +240,16 @@ def grade_all(folder, out, seed, lanes, plans=None, only=()):
         writer.writeheader()
         place = {pool.submit(grade_one, path, out, seed, free, plans, only): i
                  for i, path in enumerate(paths)}
-        for graded in tqdm(as_completed(place), total=len(paths), unit="tree"):
-            row = graded.result()
-            writer.writerow(row)
-            file.flush()
-            rows.append((place[graded], row))
-            tqdm.write(f"{row['points']!s:>5}  {row['name']}  {row['note']}")
+        try:
+            for graded in tqdm(as_completed(place), total=len(paths), unit="tree"):
+                row = graded.result()
+                writer.writerow(row)
+                file.flush()
+                rows.append((place[graded], row))
+                tqdm.write(f"{row['points']!s:>5}  {row['name']}  {row['note']}")
+        except BaseException:           # a full disk, no sandbox: no other tree is begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
         rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
         file.seek(0), file.truncate()
         writer.writeheader(), writer.writerows(rows)

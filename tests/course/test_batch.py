@@ -269,6 +269,31 @@ def test_a_tree_that_takes_long_hides_no_other_and_the_table_is_by_name(tmp_path
     assert sorted(asked) == [(f"{name}.zip", 5, [2, 3]) for name in "abc"]
 
 
+def test_a_full_disk_ends_the_batch_before_another_tree_is_begun(tmp_path, monkeypatch):
+    """Ten minutes of grading after it would be lost, and nothing said until then."""
+    for name in "abcdef":
+        (tmp_path / "handed" / name).mkdir(parents=True)
+    asked, stopped = [], threading.Event()
+
+    def one(path, *rest):
+        asked.append(path.name)
+        if path.name == "a":
+            raise OSError(28, "No space left on device")
+        assert stopped.wait(60)
+        return dict(name=path.name, points=1, note="")
+    real = batch.ThreadPoolExecutor.shutdown
+
+    def shutdown(pool, wait=True, **more):
+        real(pool, wait=False, **more)
+        stopped.set()
+        real(pool, wait=wait)
+    monkeypatch.setattr(batch, "grade_one", one)
+    monkeypatch.setattr(batch.ThreadPoolExecutor, "shutdown", shutdown)
+    with pytest.raises(OSError, match="No space"):
+        batch.grade_all(tmp_path / "handed", tmp_path / "out", 5, 1)
+    assert asked in (["a"], ["a", "b"])
+
+
 @sandboxed
 def test_one_exercise_of_a_tree_that_has_our_bodies_of_all_others(tmp_path):
     """`make student EX=2`, handed in untouched: `--only 2` gives it nothing for the rest."""
