@@ -32,12 +32,12 @@ class Config:
     # -- model and problems
     model: str = ""                     # ours; Hugging Face folder or name; the paper has its own
     task: str = "toy"                   # ours; the paper has "polaris-53k"; a mix: "a+b"
-    task_options: dict = field(default_factory=dict)    # ours; JSON; of a mix {"a": {}, "b": {}}
+    task_options: dict = field(default_factory=dict)    # ours; JSON; of a mix {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
                                         # cannot be used (unreadable gold answer, long prompt), or
-                                        # if your own reward fails on more of the first answers
+                                        # if more of an own reward's first values are no rewards
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
@@ -103,7 +103,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); 5e-7 * .01 is lost in fp32
+    weight_decay: float = 0.01          # paper; of all weights (ours); 1 - 5e-7 * .01 is 1 in fp32
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
@@ -127,7 +127,7 @@ class Config:
                                         # in the trainer's own process only --enforce-eager counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
                                         # or "@FILE,..." with the addresses of --serve-only
-    deadline_s: float = 600.0           # ours; a process silent for longer is lost; to start: * 3
+    deadline_s: float = 600.0           # ours; longest silence of a process; thrice that to start
 
     def schedule(self):
         """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""

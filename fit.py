@@ -152,7 +152,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):     # if there is one valley: keep its lower half (52%); to 4e-7
+        for _ in range(25):     # if there is one valley: keep the half (52%) it is in
             middle, step = (low + high) / 2, 0.02 * (high - low)
             lower = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(lower, low, middle - step), np.where(lower, middle + step, high)
@@ -216,9 +216,9 @@ def widened(residual, parameters, least=NOISE):
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
     freedom = max(n - p, 1)
     rho = np.clip(autocorrelation(residual) + p / n, 0, RHO_MAX)
-    followed, alike = np.sqrt(n / freedom), np.sqrt((1 + rho) / (1 - rho))
-    few = stdtrit(freedom, tail) / ndtri(tail)
-    noise = (residual - residual.mean()) * followed * few * alike
+    followed = n / freedom                                              # squared
+    t, z = stdtrit(freedom, tail), ndtri(tail)                          # few: t / z
+    noise = (residual - residual.mean()) * (np.sqrt(followed * (1 + rho) / (1 - rho)) * t / z)
     # A flat curve may have no residuals, though evaluations are noisy: then take normal noise.
     return noise if noise.std() >= least else least * ndtri((np.arange(n) + 0.5) / n)
 
@@ -307,7 +307,7 @@ class Fit:
         if not len(self.pool[0].draws):
             return f"{self.n} evaluations, too few for the parameters, or no bootstrap"
         flat = self.rivals["constant"]["delta_aic"] < RIVAL
-        return "a constant fits as well: the evaluations after step 0 show no rise" if flat else ""
+        return "a constant fits as well: the fitted evaluations show no rise" if flat else ""
 
     def paths(self, C, noise=False):
         """The curves of all laws in the pool at C (k,), one below the other -> (S or 2 S, k)."""

@@ -53,7 +53,7 @@ class Rollout:
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
     behavior_logprobs: list[float]      # log μ of the sampler, with temperature; 0 if forced
-    versions: list[int]         # of the weights that wrote each token
+    versions: list[int]         # of the weights (optimizer steps taken) that wrote it
     sampled: list[bool]         # False: forced by the interruption
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
@@ -252,7 +252,7 @@ class TransformersSampler:
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # phrase_left counts 3, 2, 1 for p, q, r: [-3], [-2], [-1]
+        if len(self.phrase):    # phrase_left counts 3, 2, 1 for p, q, r; 0: [0], not used
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is not used
             rows.phrase_left[:n] -= (~sampled).long()

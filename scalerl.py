@@ -14,9 +14,9 @@ GRPO. ScaleRL is GRPO, but:
                                 process takes turns): a token is at most k = 8 steps old. The loss
                                 weighs it by the ratio π/μ, p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
-    3.2     loss.py             CISPO: over a cap a token still learns, with the cap as its weight
-                                (PPO's clip: not at all); one std for the whole batch; tokens are
-                                averaged by prompt; fp32 logits, also in the sampler
+    3.2     loss.py             CISPO: over a cap a token still learns; the cap is its weight
+                                (clipped by PPO it learns nothing); one std for the whole batch;
+                                tokens are averaged by prompt; fp32 logits, also in the sampler
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
     4                           no KL penalty (and, like GRPO, no value network)
 
@@ -109,7 +109,7 @@ class PipelinePacer:
                 on-policy: the P groups of one step.)
     a step      takes the P finished groups that started at the smallest versions. It waits if a
                 group that it leaves behind could then miss its deadline, P in each later step. That
-                happens where quick young groups have overtaken more than P slow old ones. (Ours:
+                happens where quick groups have overtaken over P slow ones of one deadline. (Ours:
                 the paper only says that the trainer waits when it is k steps ahead.)
 
     Nothing is dropped for being old."""
@@ -305,7 +305,7 @@ class Trainer(TrainedModel):
     team    the processes that train together (scaleout/team.py). With one process read its calls
             as if they were not there: mine(batches, ..) yields the batches, the largest first;
             loss(f, x, ..) calls f(x, ..), keeps its ValueError, and finish(.., stats) raises it as
-            a FloatingPointError, or returns stats; whole(x) returns x. Some can end the run."""
+            a FloatingPointError, or returns stats; whole(x) returns x. mine, begin can end it."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team

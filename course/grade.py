@@ -254,8 +254,8 @@ def table(told):
             yield f"    {note}"
     yield f"{'all':<62}{told['points']:>6} / {told['of']:>3}"
     yield from (f"note: {note}" for note in told["notes"])
-    if lost := [row["number"] for row in told["exercises"] if any(p["why"] for p in row["parts"])]:
-        yield f"what a mistake is, `make check EX={lost[0]}` says better, in the student's tree"
+    if any(part["why"] for row in told["exercises"] for part in row["parts"]):
+        yield f"what a mistake is, `make check EX=N` says better, in the student's tree"
     yield f"seed {told['seed']}: `make grade SEED={told['seed']}` draws the same inputs"
 
 

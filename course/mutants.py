@@ -91,10 +91,14 @@ def load(path=HERE / "mutants.toml"):
 def copy_project(folder, mutant=None, leave_out=()):
     """A copy of the project, as far as git knows its files, in the new folder `folder`, with the
     mutant's bug. Raises BadInput without git."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, text=True, capture_output=True)
-    if listed.returncode:
-        raise BadInput(f"git must tell which files are the project's: {listed.stderr.strip()}")
-    for name in listed.stdout.split("\0")[:-1]:
+    try:
+        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, text=True, check=True,
+                               capture_output=True).stdout.split("\0")[:-1]
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BadInput(f"git must tell which files are the project's: {error}") from None
+    if "loss.py" not in names:
+        raise BadInput(f"git must tell which files are the project's: {ROOT} is no clone")
+    for name in names:
         top = name.split("/")[0]
         if top not in (*NOT_COPIED, *leave_out) and top[0] != "." and (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -218,8 +218,7 @@ def write(folder, only=(), force=False, root=ROOT):
     old = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).exists() else {}
     for path in set(old) - set(files):
         (folder / path).unlink(missing_ok=True)
-    # The manifest first: where a disk fills up, the next attempt knows the folder.
-    for path, data in sorted(files.items(), key=lambda item: item[0] != MANIFEST):
+    for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
         if (root / path).exists():          # make compares times: an old .venv stays good

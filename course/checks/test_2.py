@@ -46,8 +46,9 @@ def divided(rows, std):
 def test_without_a_norm_the_mean_of_each_group_is_subtracted():
     rewards = some_rewards()
     rows, truth = rewards.tolist(), centered(rewards)
+    found = advantages(rewards.clone(), norm="none")
     divisor = "divided by a std: norm=\"none\" divides by nothing."
-    check('norm="none"', advantages(rewards, norm="none"), truth, {
+    check('norm="none"', found, truth, {
         "these are the rewards: subtract the mean of each group.": rows,
         "you subtract the mean of the whole batch: every prompt has its own mean, over its G "
         "samples (dim 1).": (rewards - rewards.mean()).tolist(),
@@ -56,6 +57,15 @@ def test_without_a_norm_the_mean_of_each_group_is_subtracted():
         divisor: divided(truth, statistics.pstdev(itertools.chain(*truth))),
         divisor + " ": divided(truth, [statistics.pstdev(row) for row in truth]),
     }, HINT)
+
+
+def test_the_rewards_of_the_caller_stay_as_they_are():
+    rewards = some_rewards()
+    before = rewards.clone()
+    advantages(rewards, norm="batch")
+    assert rewards.equal(before), (
+        "rewards itself was changed: `-=` and functions that end in _ write into the caller's "
+        "tensor. Write rewards - ..., which makes a new one.")
 
 
 def test_the_batchs_std_is_one_number_of_all_advantages():

@@ -537,16 +537,17 @@ def test_the_sixth_round_is_told_as_it_is():
     assert (f"it calls {n} of the 57 usable at the half, all {held} intervals hold, and the median "
             f"error is {medians(usable)} of the last value. But {kinds['robots']} of them are "
             f"robots, {max(of_one.values())} of one repository;") in readme
+    count = len([row for row in ALL if row["cut"] == .5 and row["sigmoid"] != ""])
     all_told, all_early = (
         [of([row for row in ALL if row["cut"] == cut and row["sigmoid"] != ""], way)
          for way in ways] for cut in (.5, .3))
     assert (f"On 57 new curves it misses by {mean} from the half (last value {last}, law {curve_}) "
-            f"and {mean_early} from 30% ({last_early}, {curve_early}), over all 314 by "
+            f"and {mean_early} from 30% ({last_early}, {curve_early}), over all {count} by "
             f"{all_told[0]} ({all_told[1]}, {all_told[2]}) and {all_early[0]} ({all_early[1]}, "
             f"{all_early[2]}).") in readme
-    assert (f"Over all 314 curves that misses by {all_told[0]} from the half (law {all_told[2]}, "
-            f"last value {all_told[1]}), over 309 from 30% by {all_early[0]} ({all_early[2]}, "
-            f"{all_early[1]}).") in docs
+    assert (f"Over all {count} curves that misses by {all_told[0]} from the half (law "
+            f"{all_told[2]}, last value {all_told[1]}), over 309 from 30% by {all_early[0]} "
+            f"({all_early[2]}, {all_early[1]}).") in docs
     slides, lesson = (" ".join((ROOT / "course" / name).read_text().split())
                       for name in ("slides.md", "7_sigmoid.md"))
     assert (f"| the law | {all_told[2]} | | the last value | {all_told[1]} | | the median of law, "
@@ -558,3 +559,20 @@ def test_the_sixth_round_is_told_as_it_is():
     assert (f"the law misses by {all_told[2]} from the half, the last value by {all_told[1]}; "
             f"where `fit.py` says *usable*, by {medians(usable)} ({n} new ones, "
             f"{kinds['robots']} of them robots;") in lesson
+    assert f"over {count} published curves" in lesson and f"half of {count} published" in slides
+    uncut = []                          # with a line that may leave [0, 1]
+    for row in usable:
+        x, y, at, measured = foretold(row)
+        law_end, last_value = row["sigmoid"] + measured, row["naive"] + measured
+        if abs(law_end - straight(x, y, at).mean()) < abs(law_end - last_value):
+            uncut.append(row)
+    cut_at_1 = [row for row in usable if abs(row["line"] + row["measured"] - 1) < 1e-3]
+    assert {row["kind"] for row in cut_at_1} == {"robots"} and len(cut_at_1) == kinds["robots"]
+    assert (f"With a line that is not cut {len(uncut)} of the 57 are usable "
+            f"({hold(uncut).split()[0]} hold, {medians(uncut)};") in page
+    assert f"without its cut of the line at 1 it calls {len(uncut)} usable" in readme
+    assert (f"Intervals of runs that do not fall: {since} hold from the half, {since_early} from "
+            "30%.") in readme
+    evaluations = [row for row in ALL if row["kind"] == "evaluations" and row["cut"] == .5]
+    assert (f"over all {len(evaluations)} evaluations it is {of(evaluations, 'sigmoid')} against "
+            f"{of(evaluations, 'naive')}.") in readme

@@ -356,6 +356,8 @@ for f in (my_pass.pass_at_k, my_pass.gain):
 @pytest.mark.parametrize("number, where, old, new, why", [
     (2, "loss.py::advantages", "", "return advantages_of(rewards, norm).numpy()",
      "tensors were asked for, a ndarray came"),
+    (2, "loss.py::advantages", "centered = rewards - rewards.mean(1, keepdim=True)",
+     "centered = rewards.sub_(rewards.mean(1, keepdim=True))", "argument 1 was changed in place"),
     (3, "loss.py::_capped", ".detach().exp()", ".detach().exp_()",
      "argument 2 was changed in place")])
 def test_what_the_trainer_could_not_use_earns_nothing(number, where, old, new, why):
