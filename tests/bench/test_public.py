@@ -97,7 +97,8 @@ def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
 
 
 @pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true",
-                                 "shi-lr5e-6", "rohun-4", "deq-clip-e1", "eternity-dapo"])
+                                 "shi-lr5e-6", "rohun-4", "deq-clip-e1",
+                                 "rizzo-comparison-baselines-2020-02-25-16-45-58"])
 def test_a_run_gives_its_whole_rows_again(run):
     for cut, row in zip(public.CUTS, [row for row in ALL if row["run"] == run], strict=True):
         for name, cell in public.forecast(*curve(run), cut).items():
