@@ -105,13 +105,13 @@ def logit_line(x, y, at):
     return expit(np.polyval(np.polyfit(np.log(x[-half:]), y, 1), np.log(at)))
 
 
-def draws_verdict(fit, end, clear):
+def draws_verdict(fit, end, told, clear):
     """The verdict of the first five rounds: usable if more than this share of the interval's draws
-    end on one side of the last value; what else it asked is asked today."""
-    told = judge(fit, end)
-    ends = fit.futures(end, noise=True).mean(1)
+    end on one side of the last value; what else it asked is asked today, by `judge`, which has
+    `told`."""
     if told["verdict"] == LAST_VALUE:
         return LAST_VALUE
+    ends = fit.futures(end, noise=True).mean(1)
     on_both = np.quantile(ends, 1 - clear) <= told["naive"] <= np.quantile(ends, clear)
     return RANGE if on_both or told["hi"] - told["lo"] > fitting.forecast.WIDEST else USABLE
 
@@ -139,10 +139,11 @@ def forecast(x, y, cut):
         fit = fit_curve(x, y, c_max=cut * x[-1])
         with before():
             earlier = judge(fit, end)
-            row["verdict_before"] = draws_verdict(fit, end, CLEAR["_before"])
+            row["verdict_before"] = draws_verdict(fit, end, earlier, CLEAR["_before"])
+        now = judge(fit, end)
+        row["verdict"] = now["verdict"]
         for when in ("_third", "_fifth"):
-            row["verdict" + when] = draws_verdict(fit, end, CLEAR[when])
-        row["verdict"] = (now := judge(fit, end))["verdict"]
+            row["verdict" + when] = draws_verdict(fit, end, now, CLEAR[when])
         for when, told in (("", now), ("_before", earlier)):
             if not fit.no_interval:
                 row.update({"lo" + when: told["lo"], "hi" + when: told["hi"]})

@@ -29,10 +29,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from course.student import BadInput, tracked
+
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "course"
 LIMIT_S = 900                       # for the tests of one mutant, and for each run of --logs
-NOT_COPIED = ("results",)           # of what git knows: an instructor's folder has marks in it, too
+NOT_COPIED = ("results",)
 # What a dealt project lacks: the tests, which would say it, and the course, which has the answers.
 NOT_DEALT = ("tests", "course")
 # Importing torch takes longer than most tests: a server imports it once, and forks for each mutant.
@@ -53,10 +55,6 @@ COLUMNS = ("step", "version", "reward/std", "pass_rate", "frac_reward_zero_std",
            "completions/interrupted_frac", "tokens/generated", "tokens/trained", "tokens/forced",
            "curriculum/epoch", "curriculum/retired", "compute/flops", "compute/tokens",
            "eval/toy/mean@1")
-
-
-class BadInput(ValueError):
-    """Something that cannot be used. The text is one sentence for the person who gave it."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +89,7 @@ def load(path=HERE / "mutants.toml"):
 def copy_project(folder, mutant=None, leave_out=()):
     """A copy of the project, as far as git knows its files, in the new folder `folder`, with the
     mutant's bug. Raises BadInput without git."""
-    try:
-        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, text=True, check=True,
-                               capture_output=True).stdout.split("\0")[:-1]
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise BadInput(f"git must tell which files are the project's: {error}") from None
-    if "loss.py" not in names:
-        raise BadInput(f"git must tell which files are the project's: {ROOT} is no clone")
-    for name in names:
+    for name in tracked(ROOT):
         top = name.split("/")[0]
         if top not in (*NOT_COPIED, *leave_out) and top[0] != "." and (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

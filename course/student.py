@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -205,6 +206,19 @@ def work_in(folder, files):
     return [path for path in sorted({*old, *files} - {MANIFEST}) if (folder / path).exists()
             and digest((folder / path).read_bytes()) not in
             (old.get(path), digest(files.get(path, b"")))]
+
+
+def tracked(root):
+    """The paths of the project's files, as git knows them: an instructor's folder has marks in it,
+    too. Raises BadInput without git."""
+    try:
+        names = subprocess.run(["git", "ls-files", "-z"], cwd=root, text=True, check=True,
+                               capture_output=True).stdout.split("\0")[:-1]
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BadInput(f"git must tell which files are the project's: {error}") from None
+    if "loss.py" not in names:
+        raise BadInput(f"git must tell which files are the project's: {root} is no clone")
+    return names
 
 
 def write(folder, only=(), force=False, root=ROOT):

@@ -46,9 +46,8 @@ def divided(rows, std):
 def test_without_a_norm_the_mean_of_each_group_is_subtracted():
     rewards = some_rewards()
     rows, truth = rewards.tolist(), centered(rewards)
-    found = advantages(rewards.clone(), norm="none")
     divisor = "divided by a std: norm=\"none\" divides by nothing."
-    check('norm="none"', found, truth, {
+    check('norm="none"', advantages(rewards.clone(), norm="none"), truth, {
         "these are the rewards: subtract the mean of each group.": rows,
         "you subtract the mean of the whole batch: every prompt has its own mean, over its G "
         "samples (dim 1).": (rewards - rewards.mean()).tolist(),
