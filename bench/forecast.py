@@ -85,7 +85,7 @@ def measure(run, C, R, right, k, cut, earlier, stranger):
     found = {"sigmoid": (told["error"], told["lo"], told["hi"]),
              "before": (told["error"], earlier_rule["lo"], earlier_rule["hi"]),
              "naive": (told["naive_error"], np.nan, np.nan),
-             "line": (line_at(early.C, early.R, ahead).mean() - measured, np.nan, np.nan)}
+             "line": (cut_line(early, ahead).mean() - measured, np.nan, np.nan)}
     alarms = {}
     for name, other in (("like", earlier), ("like another", stranger)):
         like = fit_like(early, learn([fit_curve(*other, bootstrap=0)]))
@@ -103,6 +103,11 @@ def measure(run, C, R, right, k, cut, earlier, stranger):
                    "unsolved": unsolved, "later": later, "alarms": alarms}
 
 
+def cut_line(fit, C):
+    """The line in log C through what was fitted, at C (k,) -> (k,), cut to [0, 1]."""
+    return np.clip(line_at(fit.C, fit.R, C), 0, 1)
+
+
 # ------------------------------------------------------------------ the third round: its choice
 def chosen_from(fit, C, law_error, run_error, every):
     """The interval of `Fit.futures` with errors of these sizes; every so many-th replicate rises
@@ -110,7 +115,7 @@ def chosen_from(fit, C, law_error, run_error, every):
     now, paths = fit.paths(fit.C[-1:]), fit.paths(C)
     rise, noise = paths - now, fit.paths(C, noise=True) - paths
     if every:
-        line = line_at(fit.C, fit.R, np.append(fit.C[-1:], C))
+        line = cut_line(fit, np.append(fit.C[-1:], C))
         rise[::every] = line[1:] - line[0]
     of_law, of_run = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
     ahead = now + rise * (1 + law_error * of_law) + run_error * of_run + noise
@@ -188,7 +193,7 @@ def study(later=False):
                 told, ahead = held_out(C, R, early), C[C > early.C[-1]][-LAST:]
             low, high = tried(early, ahead)
             today = held_out(C, R, early)
-            line = line_at(early.C, early.R, ahead).mean() - told["measured"]
+            line = cut_line(early, ahead).mean() - told["measured"]
             numbers = dict(measured=told["measured"], error=told["error"], lo=told["lo"],
                            hi=told["hi"], naive=told["naive_error"], line=line, lo_tried=low,
                            hi_tried=high, lo_today=today["lo"], hi_today=today["hi"])

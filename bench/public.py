@@ -20,7 +20,8 @@ fitted; the mean of the last fifth of the curve (3 points at least) is to be for
 A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
 the curves on which all of them exist. Interval and verdict stand there as they are today, as they
 were before the third round, in which the first two were judged (lo_before, ...), and with today's
-intervals the verdicts of the third (verdict_third) and of the fourth and fifth (verdict_fifth).
+intervals the verdicts of the third (verdict_third), of the fourth and fifth (verdict_fifth), and of
+the sixth (verdict_sixth).
 """
 import argparse
 import contextlib
@@ -116,6 +117,13 @@ def draws_verdict(fit, end, told, clear):
     return RANGE if on_both or told["hi"] - told["lo"] > fitting.forecast.WIDEST else USABLE
 
 
+def cut_line_verdict(told):
+    """The verdict of the sixth round: its line was cut to [0, 1]. told: of `judge`."""
+    far = abs(told["law"] - told["line"]) >= abs(told["law"] - told["naive"])
+    wide = told["hi"] - told["lo"] > fitting.forecast.WIDEST
+    return RANGE if told["verdict"] != LAST_VALUE and (far or wide) else told["verdict"]
+
+
 @contextlib.contextmanager
 def before():
     """In here the intervals are those of before the third round."""
@@ -133,7 +141,8 @@ def forecast(x, y, cut):
     measured, end = y[-last:].mean(), x[-last:]
     row = dict(points=x.size, fitted=int(early.sum()), last=last, measured=measured,
                lo="", hi="", reason="", verdict=LAST_VALUE, lo_before="", hi_before="",
-               verdict_before=LAST_VALUE, verdict_third=LAST_VALUE, verdict_fifth=LAST_VALUE)
+               verdict_before=LAST_VALUE, verdict_third=LAST_VALUE, verdict_fifth=LAST_VALUE,
+               verdict_sixth=LAST_VALUE)
 
     def sigmoid():
         fit = fit_curve(x, y, c_max=cut * x[-1])
@@ -144,6 +153,7 @@ def forecast(x, y, cut):
         row["verdict"] = now["verdict"]
         for when in ("_third", "_fifth"):
             row["verdict" + when] = draws_verdict(fit, end, now, CLEAR[when])
+        row["verdict_sixth"] = cut_line_verdict(now)
         for when, told in (("", now), ("_before", earlier)):
             if not fit.no_interval:
                 row.update({"lo" + when: told["lo"], "hi" + when: told["hi"]})
@@ -151,7 +161,7 @@ def forecast(x, y, cut):
         return fit.curve(end)
 
     ways = dict(sigmoid=sigmoid, naive=lambda: y[early][-3:],
-                line=lambda: line_at(*after_step_0(x[early], y[early]), end),
+                line=lambda: np.clip(line_at(*after_step_0(x[early], y[early]), end), 0, 1),
                 logit=lambda: logit_line(x[early], y[early], end))
     for name in FORECASTS:
         try:
@@ -236,8 +246,9 @@ def by_way(rows):
 
 def kept(number=1, judged=""):
     """The rows of errors.csv of a round: numbers where there are numbers, "" for an empty cell.
-    judged: "_before", with interval and verdict of before the third round, "_third", "_fifth"."""
-    text = ("run", "kind", "step_0", "reason", "verdict", *("verdict" + when for when in CLEAR))
+    judged: "_before", with interval and verdict of before the third round, "_third" to "_sixth"."""
+    text = ("run", "kind", "step_0", "reason", "verdict", "verdict_sixth",
+            *("verdict" + when for when in CLEAR))
     sources = sources_of(number)
     with open(HERE / "errors.csv", newline="") as file:
         rows = [{name: cell if name in text or not cell else float(cell)
@@ -290,7 +301,8 @@ def usable_by_rule(old, new, parts):
     """The table of the later rounds: by an older and a newer rule (of JUDGED, CLEAR), which are
     called usable, how many of their intervals hold, median errors of law and last value. parts:
     {name: numbers of rounds}"""
-    names = {"_third": "third round", "_fifth": "fifth round", "": "today"}
+    names = {"_third": "third round", "_fifth": "fifth round", "_sixth": "sixth round",
+             "": "today"}
     told = ["| curves | cut " + "".join(f"| usable, {names[rule]} | hold | law | last value "
                                         for rule in (old, new)) + "|", "|---" + "|--:" * 9 + "|"]
     for name, numbers in parts.items():
@@ -343,9 +355,10 @@ def later_tables():
             forecasts_beside(FIFTH, "_fifth", {
                 "the first four rounds": (1, 2, 3, 4), "the fifth round": (5,), "all": every}),
             lines(by_way(kept(5, "_fifth"))),
-            usable_by_rule("_fifth", "", {"the first five rounds": every, "the sixth round": (6,)}),
-            forecasts_beside(SIXTH, "", {"the sixth round": (6,), "all six": (*every, 6)}),
-            lines(by_way(kept(6)))]
+            usable_by_rule("_fifth", "_sixth", {
+                "the first five rounds": every, "the sixth round": (6,)}),
+            forecasts_beside(SIXTH, "_sixth", {"the sixth round": (6,), "all six": (*every, 6)}),
+            lines(by_way(kept(6, "_sixth")))]
 
 
 def main():

@@ -10,11 +10,11 @@ FALLS = "if this run does not fall (46 of 314 published ones did)"
 
 
 def line_at(C, R, C_at):
-    """The line in log C through the last half of the evaluations after step 0, three at least, at
-    C_at (k,) -> (k,) within 0 and 1. It needs two points."""
-    C, R = C[C > 0], R[C > 0]                                 # step 0 has no logarithm
-    half = max(3, C.size // 2)
-    return np.clip(np.polyval(np.polyfit(np.log(C[-half:]), R[-half:], 1), np.log(C_at)), 0, 1)
+    """The line in log C through the last half of the amounts of compute after step 0, three at
+    least, at C_at (k,) -> (k,); it may leave [0, 1]. It needs two amounts."""
+    amounts = np.unique(C[C > 0])                             # step 0 has no logarithm
+    late = C >= amounts[-max(3, amounts.size // 2):][0]
+    return np.polyval(np.polyfit(np.log(C[late]), R[late], 1), np.log(C_at))
 
 
 def with_ends(value, low, high):
@@ -28,14 +28,15 @@ def judge(fit, C):
     -> {"verdict", "reasons" (two sentences at most), "value", "law", "lo", "hi", "naive", "line"}:
     value is what to expect, law what the curve says, with its interval"""
     law, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
-    line = float(line_at(fit.C, fit.R, C).mean())
+    ends = line_at(fit.C, fit.R, C)
+    line = float(np.clip(ends, 0, 1).mean())                  # told; the rule takes it as it is
     low, high = map(float, interval(fit.futures(C, noise=True).mean(1)))
     reasons, verdict = [], USABLE
     if fit.no_interval:
         verdict, reasons = LAST_VALUE, [fit.no_interval]
     elif abs(law - naive) <= SAME_A:
         verdict, reasons = LAST_VALUE, ["the curve ends within 0.02 of the last value"]
-    elif abs(law - line) >= abs(law - naive):
+    elif abs(law - ends.mean()) >= abs(law - naive):
         verdict, reasons = RANGE, ["the line is no nearer to the curve than the last value is"]
     elif high - low > WIDEST:
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
@@ -73,6 +74,5 @@ def forecast_line(C, R, end):
         return ""
     value, low, high, naive = (f"{told[name]:.2f}".removeprefix("0")
                                for name in ("value", "lo", "hi", "naive"))
-    # The interval is the curve's: one that leaves out the forecast is not its interval.
-    where = f" [{low}, {high}]" if told["lo"] <= told["value"] <= told["hi"] else ""
+    where = f" [{low}, {high}]" if told["lo"] <= told["value"] <= told["hi"] else ""  # the law's
     return f"end {value}{where} · naive {naive} ({told['verdict']})"

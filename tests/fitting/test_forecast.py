@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fit
-from fit import fit_curve
+from fit import fit_curve, law_at
 from fitting import forecast
 from fitting.command import main
 from fitting.forecast import forecast_line, judge
@@ -149,10 +149,29 @@ def test_the_verdict_comes_before_everything_else(tmp_path, capsys):
 
 
 def test_the_line_in_log_C_is_least_squares_over_the_last_half():
-    """The simplest rival, by hand: numpy's lstsq on (1, log C), clipped."""
+    """The simplest rival, by hand: numpy's lstsq on (1, log C)."""
     rng = np.random.default_rng()
     C, R = np.concatenate([[0], np.sort(rng.uniform(1, 9, 11))]), rng.uniform(0.2, 0.9, 12)
     x = np.stack([np.ones(5), np.log(C[-5:])], 1)
     a, b = np.linalg.lstsq(x, R[-5:], rcond=None)[0]
     found = forecast.line_at(C, R, np.array([12.0, 15.0]))
-    assert found == pytest.approx(np.clip(a + b * np.log([12, 15]), 0, 1))
+    assert found == pytest.approx(a + b * np.log([12, 15]))
+    # Pooled seeds measure at the same amounts: half of the amounts, with all that is there.
+    C, R = np.repeat([0, 1, 2, 4, 8], 3), rng.uniform(0.2, 0.9, 15)
+    slope, at_1 = np.polyfit(np.log([2] * 3 + [4] * 3 + [8] * 3), R[-9:], 1)
+    assert forecast.line_at(C, R, np.array([9.0])) == pytest.approx(slope * np.log(9) + at_1)
+
+
+def test_a_line_that_leaves_the_range_confirms_no_curve(monkeypatch):
+    """Cut to 1, a steep line would agree with every law that ends near 1: so it is told, but the
+    rule takes it as it is. A wide interval is a range too."""
+    C = np.linspace(0, 12, 16)
+    R = law_at("sigmoid", C, 0.95, 3.0, 10.0, 0.1) + np.random.default_rng().normal(0, 0.003, 16)
+    early = fit_curve(C, np.clip(R, 0, 1), bootstrap=60)
+    near, far = (judge(early, np.full(5, end)) for end in (18.0, 48.0))
+    assert near["verdict"] == forecast.USABLE and near["hi"] - near["lo"] > 0.02
+    assert far["line"] == 1 and abs(far["law"] - 1) < abs(far["law"] - far["naive"])
+    assert far["verdict"] == forecast.RANGE and "line" in far["reasons"][0]
+    monkeypatch.setattr(forecast, "WIDEST", 0.02)
+    told = judge(early, np.full(5, 18.0))
+    assert told["verdict"] == forecast.RANGE and "wide" in told["reasons"][0]
