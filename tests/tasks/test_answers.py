@@ -668,7 +668,13 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
     ("(x+y+z+w+1)^{714}", "x^2", "wrong"), (r"9^{512\cdot 9999999}+x", "x^2", "wrong"),
     ("(a+b-c)^{31}", "x^2", "wrong"), ("(x+1)^{30}", "(1+x)^{30}", "correct"),
     ("(x+y+1)^{200}", "(x+y+1)^{200}", "correct"), ("(2-1/2)^{100}", "1.5^{100}", "correct"),
-    ("2^{2023}-1", "2^{2023}-1", "correct"), ("10^{100000}", "10^{100000}", "correct")])
+    ("2^{2023}-1", "2^{2023}-1", "correct"), ("10^{100000}", "10^{100000}", "correct"),
+    ("18x^{17}+43x^{16}+92x > 57", r"\{-2, 3\}", "wrong"), (r"5 \le 3x^7+2x^6", "x > 1", "wrong"),
+    ("(x-396y)^{83}(x-707y)^{86}", "3+5i", "wrong"), (r"\sin(\sin(\sin(z)))", "x", "wrong"),
+    ("3 1 " * 12, "x", "wrong"), ("{{{{{{7}}}}}}", "x", "wrong"), ("t^{t^{t^{t^t}}}", "x", "wrong"),
+    ("-+" * 6 + "x", "x", "wrong"), ("1," * 50 + "x", "x", "wrong"),
+    ("x^7 > 3x^6", "x^7 > 3x^6", "correct"), ("x > 10^6", "(10^6, \\infty)", "correct"),
+    (r"\ln(\ln(x))", r"\ln(\ln x)", "correct"), ("((((x+1))))", "x+1", "correct")])
 def test_what_would_take_seconds_to_compute_is_wrong_at_once(answer, gold, reason):
     """Each held a worker for its whole deadline. Where the gold answer is so, it may be right."""
     found = room.read(rf"\boxed{{{answer}}}", gold, "math")
