@@ -148,10 +148,10 @@ def show_evaluation(folder, steps):
     picture = folder / "curve.png"
     old = not picture.exists() or abs(time.time() - picture.stat().st_mtime) > REDRAW_S
     if old or step[-1] >= steps:
-        from fitting.figures import plot_run            # matplotlib: .4 s
+        from fitting.figures import plot_runs           # matplotlib: .4 s
         with contextlib.suppress(ValueError, OSError):
             curve = readers.load(str(folder), y=columns[0])
-            plot_run(curve, forecast.fit_curve(curve.C, curve.R)).savefig(picture, dpi=150)
+            plot_runs([curve], [forecast.fit_curve(curve.C, curve.R)]).savefig(picture, dpi=150)
 
 
 def pass_at_k(n, correct, k):

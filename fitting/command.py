@@ -10,7 +10,7 @@ import numpy as np
 import fit as law
 from fit import LAST, LAWS, RIVAL, THETA, BadInput, compute_needed, fit_curve, held_out, interval
 from fitting.compare import compare_lines
-from fitting.figures import FORMS, plot_run, span, with_interval
+from fitting.figures import FORMS, plot_runs, span, with_interval
 from fitting.forecast import judge, verdict_line, with_ends
 from fitting.like import disagree, fit_like, learn
 from fitting.plan import APART, TYPICAL, plan_lines
@@ -23,12 +23,11 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/new --until 0.3 --like runs/old      # what an earlier run of its kind adds
     python fit.py runs/new --until 0.3 --by-problem         # from the counts of single problems
     python fit.py --plan 0.02                               # how much evaluation a forecast takes
-    python fit.py ours=runs/s1,runs/s2 grpo=runs/g1         # compare recipes; pool seeds of one"""
+    python fit.py ours=runs/s1,runs/s2 grpo=runs/g1 --out compared.png    # recipes; pooled seeds"""
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
 header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
 steps if every step costs the same, as 0.4 GPU-hours: --x step --x-scale 0.4
-
 Read the verdict first, then --why. --until is the test that counts. Exit codes: 0; 2: bad input"""
 
 
@@ -134,7 +133,7 @@ def arguments(argv):
     add("--answers", type=float, metavar="N", help="of an evaluation, problems times samples")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
-    add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
+    add("--out", metavar="FILE", help="picture (.png, .pdf, .svg); `none`; of one run curve.png")
     args = p.parse_args(argv)
     for n, low in dict(plan=1e-4, apart=1e-4, answers=1, predict=0, target=0, bootstrap=0).items():
         for value in np.ravel(getattr(args, n)):
@@ -169,8 +168,8 @@ def report(args):
     if any(np.array_equal((one.C, one.R), (two.C, two.R)) for one in earlier for two in curves):
         raise BadInput("--like: an earlier run is the run itself, and knows its end")
     several, fits, warnings = len(curves) > 1, {}, []
-    if several and (args.by_problem or args.out not in (None, "none")):
-        raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")
+    if several and args.by_problem:
+        raise BadInput(f"--by-problem takes one run of one task, not {len(curves)}")
     options = {name: getattr(args, name) for name in (
         "law", "method", "R0", "c_min", "bootstrap", "answers")}
     # A seed for each run: else replicates would move together, and differences would look sure.
@@ -179,16 +178,17 @@ def report(args):
         found, doubts, judged = report_run(args, refits[curve.label], curve, prior)
         fits |= found
         warnings += doubts
+    whole = {curve.label: fits[curve.label] for curve in curves}
     if several:
-        print(*compare_lines(curves, {c.label: fits[c.label] for c in curves}, refits), sep="\n")
+        print(*compare_lines(curves, whole, refits), sep="\n")
     why = [line for each in fits.items() for line in rival_lines(*each, args.why)]
     why += warnings if args.why else [
         f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] * bool(warnings)
     print(*fit_table(fits), *why, sep="\n")
-    if args.out != "none" and not several:
-        path = Path(args.out or curve.picture)
-        own, name = fits[curve.label], "with earlier runs" if prior else "first part"
-        plot_run(curve, own, None if judged is own else judged, name).savefig(path, dpi=150)
+    if args.out != "none" and (args.out or not several):
+        path, part = Path(args.out or curve.picture), "with earlier runs" if prior else "first part"
+        early = None if several or judged is whole[curve.label] else judged
+        plot_runs(curves, [*whole.values()], early, part).savefig(path, dpi=150)
         print(f"picture: {path}")
 
 

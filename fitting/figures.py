@@ -7,6 +7,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from fit import B_RANGE, LEVEL
 
 BLUE, ORANGE, GREY = "#15406f", "#d9822b", "#777777"
+COLORS = (BLUE, "#b3392f", "#3a7d44", "#7b4a9e", "#8a6d1f")       # of several runs
 FORMS = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}          # how the parameters of a fit are printed
 
 
@@ -40,37 +41,42 @@ def log_axis(axis):
         axis.set_minor_formatter(NullFormatter())
 
 
-def plot_run(curve, fit, early=None, part="first part"):
-    """The curve over log compute, residuals below. With `early`, the fit of a part, band,
-    dashes and residuals are its prediction, and the points that it had not seen are hollow."""
+def plot_runs(curves, fits, early=None, part="first part"):
+    """Curves over log compute, residuals below, each with its Fit. With `early`, one run's fit of a
+    part, band, dashes and residuals are its prediction, and what it had not seen is hollow."""
     fig, ((top,), (low,)) = empty(8, 5.6, 2, 1, sharex=True, height_ratios=[3, 1])
-    shown, trained = early or fit, curve.C > 0
-    seen = np.isin(curve.C, shown.C) & trained
-    # Heights from the data and the ceiling: the power law dives to -inf at small compute.
-    floor, roof = min(curve.R.min(), fit.R0), max(curve.R.max(), shown.A)
-    height = max(roof - floor, 0.02)
-    C = np.geomspace(curve.C[trained][0] * 0.7, 1.5 * curve.C[-1], 500)
-    top.fill_between(C, *shown.predict(C)[1:], color=ORANGE if early else BLUE, alpha=0.22,
-                     linewidth=0, label=None if shown.no_interval else f"{LEVEL:.0%} interval")
-    if early:
-        top.plot(C, early.curve(C), "--", color=ORANGE, linewidth=2, label=f"fit, {part}")
-        for ax in (top, low):
-            ax.axvline(early.C[-1], color=GREY, linestyle=":", linewidth=1.2)
-    top.plot(C, fit.curve(C), color=BLUE, linewidth=1.3, label="fit of all" if early else "fit")
-    for value, dash, name in ((shown.A, (0, (6, 4)), f"ceiling A = {shown.A:.3f}"),
-                              (fit.R0, (0, (1, 3)), f"R0 ({fit.R0_from})")):
-        top.axhline(value, color=GREY, linewidth=0.8, linestyle=dash, label=name)
+    heights, several = [], len(curves) > 1
+    for curve, fit, color, marker in zip(curves, fits, 9 * COLORS, 9 * "o^sDv"):
+        shown, trained, grey = early or fit, curve.C > 0, color if several else GREY
+        seen = np.isin(curve.C, shown.C) & trained
+        numbers = ", ".join(f"{name} {with_interval(shown, name)}" for name in FORMS)
+        heights += [*curve.R, fit.R0, shown.A]      # no curve's: the power law dives to -inf
+        C = np.geomspace(curve.C[trained][0] * 0.7, 1.5 * curve.C[-1], 500)
+        top.fill_between(C, *shown.predict(C)[1:], color=ORANGE if early else color, alpha=0.22,
+                         linewidth=0, label=None if shown.no_interval else f"{LEVEL:.0%} interval")
+        if early:
+            top.plot(C, early.curve(C), "--", color=ORANGE, linewidth=2, label=f"fit, {part}")
+            for ax in (top, low):
+                ax.axvline(early.C[-1], color=GREY, linestyle=":", linewidth=1.2)
+        top.plot(C, fit.curve(C), color=color, lw=1.3, label="fit of all" if early else "fit")
+        for value, dash, name in ((shown.A, (0, (6, 4)), f"ceiling A = {shown.A:.3f}"),
+                                  (fit.R0, (0, (1, 3)), f"R0 ({fit.R0_from})")):
+            top.axhline(value, color=grey, linewidth=0.8, linestyle=dash, label=name)
+        for group, fill, name in ((seen, "full", "evaluation, fitted"),
+                                  (trained & ~seen, "none", "evaluation, left out")):
+            if group.any():
+                dots = dict(marker=marker, linestyle="none", color=color, ms=4, fillstyle=fill)
+                name = f"{curve.label}: {numbers}" if several and group is seen else name
+                top.plot(curve.C[group], curve.R[group], label=name, **dots)
+                low.plot(curve.C[group], curve.R[group] - shown.curve(curve.C[group]), **dots)
     low.axhline(0, color=GREY, linewidth=0.8)
-    for group, fill, name in ((seen, "full", "evaluation, fitted"),
-                              (trained & ~seen, "none", "evaluation, left out")):
-        if group.any():
-            dots = dict(marker="o", linestyle="none", color=BLUE, markersize=4, fillstyle=fill)
-            top.plot(curve.C[group], curve.R[group], label=name, **dots)
-            low.plot(curve.C[group], curve.R[group] - shown.curve(curve.C[group]), **dots)
-    top.set(ylim=(floor - 0.1 * height, roof + 0.08 * height), ylabel=curve.y, xscale="log")
+    floor, height = min(heights), max(np.ptp(heights), 0.02)
+    top.set(ylim=(floor - 0.1 * height, floor + 1.08 * height), ylabel=curve.y, xscale="log")
     low.set(xlabel=f"{curve.x}, log scale", ylabel="residual")
     log_axis(low.xaxis)
-    fig.legend(loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)   # hides nothing
-    numbers = ", ".join(f"{name} {with_interval(shown, name)}" for name in FORMS)
-    fig.suptitle(f"{curve.label}{f', {part}' if early else ''}\n{numbers}", fontsize=10.5)
+    runs = [line for line in top.get_lines() if ": A " in line.get_label()] or None     # or all
+    fig.legend(handles=runs, loc="outside lower center", ncols=1 if runs else 4, fontsize=8.5,
+               frameon=False)                           # outside: it hides nothing
+    fig.suptitle("" if several else f"{curve.label}{f', {part}' if early else ''}\n{numbers}",
+                 fontsize=10.5)
     return fig

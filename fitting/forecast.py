@@ -65,8 +65,7 @@ def verdict_line(told, where):
 def forecast_line(C, R, end):
     """The forecast at compute `end`, from C and R (n,) with step 0 -> "end .84 [.71, .96] · naive
     .70 (forecast usable)"; "" before the sixth evaluation, at the run's end, and without a fit."""
-    C, R = np.asarray(C, float), np.asarray(R, float)
-    if C.size < FEW or not C.max(initial=0) < end < np.inf:
+    if len(C) < FEW or not max(C) < end < np.inf:
         return ""
     try:
         told = judge(fit_curve(C, R, bootstrap=100), np.full(LAST, end))

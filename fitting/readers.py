@@ -247,16 +247,10 @@ def metric(column):
     return column if column.startswith("eval/") else column.split(" - ")[-1]    # a task's own " - "
 
 
-def steps_of(rows, y):
-    """The columns of steps that rows with y have: others may be of training alone."""
-    return [s for s in STEP_COLUMNS if any(s in row for row in rows if y in row)]
-
-
-def evaluations(rows, x, y, path):
+def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
     """The rows of one run -> compute and reward (n,) of columns x and y, notes. A row without
     compute has that of its step; the same reward twice at one step (resumed) counts once."""
     compute, found = {}, []                 # {step: compute}, [(step, compute or None, reward)]
-    steps = steps_of(rows, y)
     for i, row in enumerate(rows):
         step = next((row[s] for s in steps if isinstance(row.get(s), float)), f"row {i}")
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
@@ -299,12 +293,13 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
-        steps = steps_of(rows, y_name)          # without any, no row has another's compute
+        # Steps that rows with y have: others may be of training alone.
+        steps = [s for s in STEP_COLUMNS if any(s in row for row in rows if y_name in row)]
         near = rows if x or steps else [row for row in rows if y_name in row]
         x_name, _ = pick(near, x, [name for name in X_COLUMNS if name in steps
                                    or name not in STEP_COLUMNS], "--x", path)
         x, y = x or metric(x_name), y or metric(y_name)
-        C, R, doubts = evaluations(rows, x_name, y_name, path)
+        C, R, doubts = evaluations(rows, x_name, y_name, path, steps)
         more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
         notes += more + others + doubts
         mapped, graded = (lo, hi) != (0, 1), re.search("(?i)reward|score|return", y_name)

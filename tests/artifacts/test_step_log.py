@@ -72,7 +72,7 @@ def test_the_curve_is_drawn_again_once_a_minute(tmp_path, capsys, monkeypatch):
     def plot(*_):
         print("a server is lost", file=sys.stderr)
         raise ValueError("nor does a picture that fails end a run")
-    monkeypatch.setattr("fitting.figures.plot_run", plot)
+    monkeypatch.setattr("fitting.figures.plot_runs", plot)
     step_log.show_evaluation(tmp_path, 600)
     assert "a server is lost" in capsys.readouterr().err
     monkeypatch.undo()

@@ -168,6 +168,6 @@ def test_two_evaluations_are_too_few_and_two_runs_too_many(tmp_path, capsys):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "evals.jsonl", C, right, 6)
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--by-problem"]) == 2
-    assert "--by-problem and --out take one run" in capsys.readouterr().err
+    assert "--by-problem takes one run of one task, not 2" in capsys.readouterr().err
     assert main([f"{tmp_path / 'a'},{tmp_path / 'b'}", "--by-problem", "--out", "none"]) == 2
     assert "--by-problem takes one run, not several that are pooled" in capsys.readouterr().err

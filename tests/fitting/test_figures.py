@@ -31,7 +31,7 @@ def test_hollow_points_are_the_ones_left_out():
     C, R = made()
     curve = readers.Curve("r", C, R, "x", "y", Path("."))
     whole, early = fit_curve(C, R, bootstrap=20), fit_curve(C, R, c_max=8000, bootstrap=20)
-    lines = figures.plot_run(curve, whole, early).axes[0].get_lines()
+    lines = figures.plot_runs([curve], [whole], early).axes[0].get_lines()
     dots = {line.get_label(): line for line in lines if line.get_marker() == "o"}
     hollow, full = dots["evaluation, left out"], dots["evaluation, fitted"]
     assert hollow.get_fillstyle() == "none" and hollow.get_xdata().tolist() == C[C > 8000].tolist()
@@ -47,7 +47,7 @@ def test_the_legend_covers_no_point(share, A, R0):
     curve = readers.Curve("r", C, R, "compute/flops", "y", Path("."))
     fits = [fit_curve(C, R, R0, bootstrap=5)]
     fits += [fit_curve(C, R, R0, c_max=share * C[-1], bootstrap=5)] if share else []
-    figure = figures.plot_run(curve, *fits)
+    figure = figures.plot_runs([curve], fits[:1], *fits[1:])
     figure.draw_without_rendering()
     (legend,), box = figure.legends, figure.legends[0].get_window_extent()
     assert not any(box.overlaps(ax.get_window_extent()) or ax.get_legend() for ax in figure.axes)
@@ -62,7 +62,7 @@ def test_a_short_logarithmic_axis_has_labels_that_do_not_touch(first, last):
     C = np.linspace(first, last, 12)
     R = fit.sigmoid(C, 0.6, 3, C[5], 0.3)
     curve = readers.Curve("r", C, R, "compute/flops", "y", Path("."))
-    figure = figures.plot_run(curve, fit_curve(C, R, 0.3, bootstrap=5))
+    figure = figures.plot_runs([curve], [fit_curve(C, R, 0.3, bootstrap=5)])
     figure.draw_without_rendering()
     axis = figure.axes[1].xaxis
     low, high = axis.get_view_interval()
@@ -77,16 +77,35 @@ def test_the_picture_is_of_the_fit_that_is_judged_and_claims_no_interval_where_t
     C, R = made(n=21)
     curve = readers.Curve("r", C, R, "x", "y", Path("."))
     whole, like = fit_curve(C, R, bootstrap=20), fit_curve(C, R, A_range=(0.9, 0.9), bootstrap=20)
-    figure = figures.plot_run(curve, whole, like, "with earlier runs")
+    figure = figures.plot_runs([curve], [whole], like, "with earlier runs")
     shown = {line.get_label(): line for line in figure.axes[0].get_lines()}
     dashes = shown["fit, with earlier runs"]
     assert dashes.get_ydata() == pytest.approx(like.curve(dashes.get_xdata()))
     assert figure.get_suptitle().startswith("r, with earlier runs\nA 0.900 [0.900, 0.900]")
     for fits, has in (((whole,), True), ((fit_curve(C, R, bootstrap=0),), False)):
-        figure = figures.plot_run(curve, *fits)
+        figure = figures.plot_runs([curve], fits[:1], *fits[1:])
         named = [text.get_text() for text in figure.legends[0].get_texts()]
         assert ("90% interval" in named) == has
         assert ("no interval" in figure.get_suptitle()) != has
+
+
+def test_several_runs_are_drawn_together_where_out_names_a_file(tmp_path, capsys):
+    """The paper's figures compare recipes. Each has a color and a marker, and one legend entry."""
+    runs = [str(write_run(tmp_path / name, *made(c_mid))) for name, c_mid in
+            (("a", 2000), ("b", 4000), ("c", 6000))]
+    assert main([*runs, "--bootstrap", "20"]) == 0 and not [*tmp_path.rglob("*.png")]
+    assert main([*runs, "--bootstrap", "20", "--out", str(tmp_path / "all.png")]) == 0
+    assert (tmp_path / "all.png").stat().st_size > 5000
+    assert f"picture: {tmp_path / 'all.png'}" in capsys.readouterr().out
+    curves = readers.read_curves(runs)
+    fits = [fit_curve(curve.C, curve.R, bootstrap=20) for curve in curves]
+    figure = figures.plot_runs(curves, fits)
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [text.partition(": A 0.")[0] for text in texts] == [*"abc"]
+    dots = [line for line in figure.axes[0].get_lines() if line.get_label() in texts]
+    assert len({(dot.get_color(), dot.get_marker()) for dot in dots}) == 3
+    for curve, dot in zip(curves, dots):
+        assert dot.get_ydata().tolist() == curve.R[1:].tolist()
 
 
 def test_drawing_touches_no_global_state(tmp_path):

@@ -72,7 +72,7 @@ def test_a_rival_that_fits_better_is_told_without_why(tmp_path, capsys):
     (["run", "--y", "eval/*"], "fits several columns"),
     (["run", "--until", "1.0"], "nothing to predict"),
     (["run", "--out", "x.bmp"], "Format 'bmp' is not supported (supported formats: "),
-    (["run", "hard", "--y", "eval/*/mean@4", "--out", "x.png"], "--out take one run of one task"),
+    (["run", "hard", "--y", "eval/*/mean@4", "--by-problem"], "takes one run of one task, not 2"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
     *(([f"value{i}.json"], "not JSON objects") for i in range(3)),
@@ -224,7 +224,7 @@ def test_a_point_outside_of_its_interval_is_said_to_be(tmp_path, capsys):
     path.write_text("step,pass_rate\n" + "".join(f"{i},{(i / 20) ** 5:.4f}\n" for i in range(21)))
     assert main([str(path), "--out", "none"]) == 0
     verdict = capsys.readouterr().out.splitlines()[1]
-    value, low, high = map(float, re.search(r": (\S+) \[(\S+), (\S+)\]", verdict).groups())
+    value, low, high = map(float, re.search(r"(?:: |says )(\S+) \[(\S+), (\S+)\]", verdict).groups())
     assert ("(of two laws; this one is outside)" in verdict) == (not low <= value <= high)
 
 
