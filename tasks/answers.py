@@ -59,7 +59,7 @@ def judged(text, gold, question=""):
     text = RE.tagged.sub(r"\\boxed{\1}", text)
     text = RE.field.sub(lambda x: r"\boxed{%s}" % x[1].strip('"').replace(r"\\", "\\"), text)
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
-    if "," in gold:  # "\boxed{6} and \boxed{-6}" is one list
+    if re.search(r",|\\pm", gold):  # "\boxed{6} and \boxed{-6}" is one list
         each = iter(boxes)
         boxes = [", ".join(islice(each, one.count("\0"))) for one in RE.boxes.findall(text)]
     found = [part for part in boxes if part.strip()]
@@ -127,7 +127,7 @@ def undeclared(text, marked, question, number, ratio, reading=False, equation=Fa
     if not number:
         said = RE.conclusion.sub("", RE.sentence.split(line)[-1])
         part = bold[2] if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
-            bold[1] and reading and reading.fullmatch(line)) else (
+            bold[1] and reading.fullmatch(line) if reading else RE.prose.search(bold[2])) else (
             line if reading is RE.yes_no else said if reading or clean(said) == r"\emptyset"
             else last_stretch(line, equation))
         return ([part], [part]) if part else ([], [])
@@ -140,7 +140,9 @@ def undeclared(text, marked, question, number, ratio, reading=False, equation=Fa
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
     beside = re.findall(r"[$€£]?[0-9][0-9.,]*[^0-9]*\Z", text)
-    return [part] if part and plain_number(part) else [], beside
+    said = part and all(map(plain_number, RE.either.split(part))) and part or bold and (
+        RE.constant.fullmatch(clean(bold[2]))) and bold[2]
+    return [said] if said else [], beside
 
 
 def last_stretch(line, equation):
@@ -246,14 +248,13 @@ def other_unit(part, gold, question):
     if len(asked) != 1:
         return False
     kinds = [[kind for kind, _ in one] for one in (found, *asked)]
-    if kinds[0] == kinds[1]:
+    if kinds[0] == kinds[1] or kinds == [["money", "time"], ["money"]]:
         return any(one not in (two, two.partition("_")[0])
                    for (_, one), (_, two) in zip(found, *asked))
     rate = r"\b(?:per|each|every)\b" + "|area|volume|surface" * (len(kinds[1]) == 1)
-    if re.search(rate, RE.sentence.split(question)[-1]):
-        return False
-    return "share" in kinds[1] or "length" in kinds[0] and kinds[1] in (
-        ["length"], ["length", "square"], ["cubic", "length"])
+    return not re.search(rate, RE.sentence.split(question)[-1]) and (
+        "share" in kinds[1] or "length" in kinds[0] and kinds[1] in (
+            ["length"], ["length", "square"], ["cubic", "length"]))
 
 
 def same_moment(part, gold):
@@ -265,7 +266,7 @@ def same_moment(part, gold):
     said = re.findall("([0-9]+:[0-9]+) *([ap]m)?", found)
     rest = found.replace(time[1], "", 1)
     return len(said) == 1 and said[0] in ((time[1], ""), (time[1], time[2] or said[0][1])) \
-        and not re.search(r"[0-9=\\$]|\b(?:or|not?|and)\b", rest)
+        and not re.search(r"[0-9=\\$]|\b(?:or|not?|and|but|except)\b", rest)
 
 
 def same_text(part, gold, question=""):

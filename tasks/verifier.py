@@ -98,7 +98,7 @@ def expression(text):
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(
         malformed_operators=True, nits=True))
     whole = answers.clean(text)
-    text = answers.RE.unit_at_end.sub("", whole)
+    text = answers.RE.unit_at_end.sub("", answers.RE.primed.sub(r"\1_{q}", whole))
     found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
     name = getattr(found[0], "name", "") if found else ""
     if len(name) > 2 and rf"\{name} " in whole:  # of "\triangle ABC" it reads "triangle" alone
@@ -107,14 +107,16 @@ def expression(text):
 
 
 def same(gold, found):
-    """Math-Verify's comparison; no decimal is a root (it rounds to 6 digits, here to 15)."""
+    """Math-Verify's comparison, with decimals as fractions (none is a root), and one i of its two."""
     from math_verify import verify
-    from sympy import Eq
+    from sympy import Eq, Float, Rational, Symbol
     if {type(gold), type(found)} == {Eq} and (gold.lhs == found.lhs or not gold.free_symbols):
         return gold.lhs == found.lhs and same(gold.rhs, found.rhs)  # f(2) = 7 and 5: both "false"
-    one, two = (x.as_dummy() if hasattr(x, "as_dummy") else x for x in (gold, found))
+    one, two = ((x.as_dummy() if hasattr(x, "as_dummy") else x).xreplace({
+        a: Symbol("i") for a in x.atoms(Symbol) if a.name == "i"} | {
+        a: Rational(str(a)) for a in x.atoms(Float) if 1e-9 < abs(a) < 1e9}) for x in (gold, found))
     return one == two or verify(  # a sum over k is that over i, without a term of it computed
-        gold, found, float_rounding=15, timeout_seconds=None, allow_set_relation_comp=True)
+        one, two, float_rounding=15, timeout_seconds=None, allow_set_relation_comp=True)
 
 
 def is_answer(found, gold, asked):

@@ -224,7 +224,8 @@ def test_a_point_outside_of_its_interval_is_said_to_be(tmp_path, capsys):
     path.write_text("step,pass_rate\n" + "".join(f"{i},{(i / 20) ** 5:.4f}\n" for i in range(21)))
     assert main([str(path), "--out", "none"]) == 0
     verdict = capsys.readouterr().out.splitlines()[1]
-    value, low, high = map(float, re.search(r"(?:: |says )(\S+) \[(\S+), (\S+)\]", verdict).groups())
+    said = re.search(r"(?:: |says )(\S+) \[(\S+), (\S+)\]", verdict)
+    value, low, high = map(float, said.groups())
     assert ("(of two laws; this one is outside)" in verdict) == (not low <= value <= high)
 
 

@@ -649,7 +649,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 10, 0), ("sixth", 3, 1), ("seventh", 1, 0),
-    ("eighth", 16, 2), ("ninth", 5, 0), ("tenth", 3, 0)])
+    ("eighth", 16, 2), ("ninth", 5, 0), ("tenth", 3, 0),
+    ("eleventh", 1, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -726,6 +727,41 @@ def test_what_the_ninth_set_showed(text, gold, right):
     ("It has infinitely many solutions.", r"\text{infinitely many}", "", True),
     ("It has finitely many solutions.", r"\text{infinitely many}", "", False)])
 def test_what_the_tenth_set_showed(text, gold, question, right):
+    assert (verify(text, gold, question=question)[0] > 0) == right
+
+
+@pytest.mark.parametrize(("text", "gold", "question", "right"), [
+    ("That makes 6! orders, so there are **6!**.", "720", "", True), ("Answer: [B]", "B", "", True),
+    (r"\boxed{0.25 - 0.75i}", r"\frac{1}{4} - \frac{3}{4}i", "", True),
+    (r"\boxed{0.33 - i}", r"\frac{1}{3} - i", "", False),
+    ("It is 3/8, or 37.5 percent.", r"37.5\%", "What percent?", True),
+    ("It is 3/8, or 38 percent.", r"37.5\%", "What percent?", False),
+    ("The sum is 20 100.", "20100", "", True), ("Final answer: 40 per cent", "40", "%?", True),
+    (r"$$\boxed{a_n = 2 + 4(n-1) = 4n - 2}$$", "a_n = 4n-2", "", True),
+    (r"$$\boxed{a_n = 4n - 2 = 2 + 3(n-1)}$$", "a_n = 4n-2", "", False),
+    (r"\boxed{\underline{18}}", "18", "", True), (r"\boxed{\mathbf{18\text{ ways}}}", "18", "", True),
+    (r"\boxed{uv'-u'v}", "u'v-uv'", "", False), (r"\boxed{uv'+u'v}", "u'v+uv'", "", True),
+    ("The area is 24 m².", "24", "How many square centimetres is it?", False),
+    ("She earned 9 cents per hour.", "9", "How many dollars did she earn per hour?", False),
+    ("#### $18/hour", "18", "How many dollars did he earn per hour?", True),
+    (r"It is $\boxed{7 + 0i}$.", "7", "", True), (r"\boxed{{3}/{20}}", r"\frac{3}{20}", "", True),
+    (r"\boxed{2 + i} and \boxed{2 - i}", r"2 \pm i", "", True),
+    (r"\boxed{\{n \in \mathbb{Z} : 0 < n < 3\} = \{1, 2\}}", r"\{1,2\}", "", True),
+    ("**The two numbers are 4 and 9.**", "4,9", "", True),
+    ("**The two numbers are 4 and 8.**", "4,9", "", False),
+    (r"\boxed{x=0,\ x=\pm 2}", r"\{0,2,-2\}", "", True), ("So day 12 is 12 May.", "May 12", "", True),
+    ("So 14 days after May 1 is May 15.", "May 15", "", True),
+    ("So 14 days after May 1 is May 16.", "May 15", "", False),
+    (r"It is $\boxed{12.5\%}$ of an hour.", "12.5", "What percent of an hour is that?", True),
+    ("Đáp số: 40 học sinh", "40", "", True), (r"Thus $y(x) = 2e^{x}$.", "y = 2e^x", "", True),
+    (r"\boxed{\minus 1.5}", "-1.5", "", True), ("That makes it a Sunday.", "Sunday", "", True),
+    ("So the series converges.", r"\text{converges}", "", True),
+    ("So the series converges.", r"\text{diverges}", "", False),
+    ("As 0.8 > 0.7, Ada had the higher rate.", "Ada", "", True),
+    ("As 0.8 > 0.7, Ada had the higher rate.", "Ben", "", False),
+    ("Sure! anything but 42", "42", "", False), ("**Answer:** anything but 4:20", "4:20", "", False),
+    ("Answer: 751E+825749237", r"2\sqrt{3}", "", False)])
+def test_what_the_eleventh_set_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right
 
 

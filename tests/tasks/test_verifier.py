@@ -306,7 +306,7 @@ def test_a_number_is_read_where_a_person_reads_it_and_else_as_math_verify_does(s
         gold = Fraction(rng.randint(1, 99_999 if large else 60),
                         rng.choice((1, 1, 1, 2, 8, 3, 7))) * rng.choice((1, -1))
         found = rng.choice((gold, gold, gold, -gold, gold + 3))
-        if abs(found) == 1 and "^2" in after:
+        if abs(found) == 1 and "^" in after:
             continue  # 1^2 is 1
         number = spellings(abs(found), rng)
         minus = rng.choice(("-", "- ", r"-\,", "\u2212", "\u2013", "-(")) if found < 0 else ""
@@ -534,7 +534,8 @@ def test_a_text_that_talks_to_the_judge_does_not_score(text, gold, verifier):
 # Nothing hangs, nothing is silently wrong
 
 
-ENDLESS = rf"\boxed{{{''.join(f'(x+y+z+w+{i})^9' for i in range(1, 13))}}}"      # to be expanded
+ENDLESS = (r"\boxed{(x+y)^9(x+z)^9(x+w)^9(y+z)^9(y+w)^9(z+w)^9(x+2)^9(y+3)^9(z+4)^9(w+5)^9}"
+           )                                                                  # to be expanded
 
 
 def test_an_endless_check_costs_its_sample_the_reward_and_the_run_a_deadline():
