@@ -14,6 +14,7 @@ in before the runs of exercises 8 and 11, whose plans must be the same.
 """
 import argparse
 import csv
+import errno
 import json
 import os
 import queue
@@ -29,8 +30,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from course.forms import gradescope
-from course.student import (MANIFEST, ROOT, BadInput, by_file, digest, exercises, handed_out,
-                            own_modules, tracked)
+from course.student import (MANIFEST, ROOT, BadInput, by_file, chosen, digest, exercises,
+                            handed_out, own_modules, tracked)
 
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30        # of an archive, unpacked
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")    # in any case
@@ -144,6 +145,9 @@ def grade_one(path, out, seed, lanes, plans=None, only=()):
             finally:
                 lanes.put(lane)
         except (BadInput, OSError) as error:
+            if getattr(error, "errno", None) == errno.ENOSPC:       # as for all that follow
+                raise BadInput(f"no space left in {tempfile.gettempdir()}: name a folder with "
+                               "room in TMPDIR") from None
             row["note"] = f"not graded: {error}".replace(f"{place}/", "")
         else:
             if code == 3:
@@ -225,6 +229,7 @@ def grade_all(folder, out, seed, lanes, plans=None, only=()):
     if not paths:
         raise BadInput(f"{folder} is empty: it should hold archives ({', '.join(ENDINGS)}) or "
                        "trees")
+    chosen(only)                            # or they are refused, before a tree is unpacked
     (out / "feedback").mkdir(parents=True, exist_ok=True)
     columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "cpu s",
                "note"]
@@ -251,8 +256,12 @@ def grade_all(folder, out, seed, lanes, plans=None, only=()):
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
-        file.seek(0), file.truncate()
-        writer.writeheader(), writer.writerows(rows)
+    aside = out / "table.csv.tmp"           # a full disk leaves the table as it grew
+    with open(aside, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    aside.replace(out / "table.csv")
     with open(out / "bets.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["name", "error"])
         writer.writeheader()

@@ -16,3 +16,15 @@ def seed():
     print(f"seed {value}: COURSE_SEED={value} repeats these inputs")
     torch.manual_seed(value)
     return value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Of a function that is not written yet one line: a traceback a check was 268 lines."""
+    report = yield
+    error = call.excinfo and call.excinfo.value
+    if isinstance(error, NotImplementedError) and str(error).startswith("exercise "):
+        function = call.excinfo.traceback[-1].frame.code.raw.co_qualname
+        report.longrepr = f"NotImplementedError: {error}: {function} is not written yet"
+        report.sections = []                # no seed either
+    return report

@@ -30,8 +30,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from course.forms import FORMS
-from course.student import (MANIFEST, ROOT, BadInput, body_of, by_file, exercises, handed_out,
-                            own_modules, without_bodies)
+from course.student import (MANIFEST, ROOT, BadInput, body_of, by_file, chosen, exercises,
+                            handed_out, own_modules, without_bodies)
 from tasks.sandbox import SandboxError, failure
 
 LIMIT_S = 240           # of one exercise; the project's own bodies need 30 s
@@ -123,7 +123,7 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None, box=N
         raise BadInput(f"{folder} is no students' tree: {folder / MANIFEST} is missing")
     if cause := failure("bubblewrap"):
         raise SandboxError(f"nothing can be graded without bubblewrap: {cause}")
-    rows, files = exercises(), ours()
+    rows, asked, files = exercises(), chosen(only), ours()
     sources, notes = {}, []
     for path in by_file(rows):
         try:
@@ -145,7 +145,7 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None, box=N
     with nullcontext(box) if box else values.Sandbox(limit_s) as box:
         before = box.spent_s() + values.Sandbox.total_s
         graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans, replay, box)
-                  for row in rows if not only or row["number"] in only]
+                  for row in asked]
         spent = time.process_time() + box.spent_s() + values.Sandbox.total_s - before
     return dict(folder=str(folder), seed=seed, exercises=graded, notes=notes,
                 cpu_s=round(spent, 1),
@@ -228,9 +228,9 @@ def of_a_run(rows, box, sources):
 def public(folder, only, seed):
     """Runs the public checks -> lines to read."""
     env = os.environ | ({} if seed is None else {"COURSE_SEED": str(seed)})
-    for row in exercises(folder):
+    for row in chosen(only, folder):
         path = folder / "course" / "checks" / f"test_{row['number']}.py"
-        if only and row["number"] not in only or not path.exists():
+        if not path.exists():
             continue
         done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:xdist",
                                str(path)], cwd=folder, env=env, text=True, capture_output=True)

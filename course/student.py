@@ -78,6 +78,14 @@ def exercises(root=ROOT):
     return tomllib.loads((root / "course" / "exercises.toml").read_text())["exercise"]
 
 
+def chosen(only, root=ROOT):
+    """The rows of these exercises, or of all. Raises BadInput: there is no such exercise."""
+    rows = exercises(root)
+    if unknown := set(only) - {row["number"] for row in rows}:
+        raise BadInput(f"there is no exercise {min(unknown)}: exercises.toml has {len(rows)}")
+    return [row for row in rows if not only or row["number"] in only]
+
+
 def by_file(rows):
     """{file: {function: exercise number}} of these exercises."""
     found = {}
@@ -173,10 +181,7 @@ def own_modules(folder):
 # ----------------------------------------------------------------------------------- 2. the tree
 def handed_out(only=(), root=ROOT):
     """{path: bytes} of a students' tree."""
-    rows = [row for row in exercises(root) if not only or row["number"] in only]
-    if unknown := set(only) - {row["number"] for row in rows}:
-        raise BadInput(f"there is no exercise {min(unknown)}: exercises.toml has "
-                       f"{len(exercises(root))}")
+    rows = chosen(only, root)
     paths = sorted({path.relative_to(root).as_posix() for pattern in TAKEN
                     for path in root.glob(pattern) if path.is_file()} - {*KEPT_BACK})
     files = {path: (root / path).read_bytes() for path in paths}
@@ -232,18 +237,22 @@ def write(folder, only=(), force=False, root=ROOT):
     old = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).exists() else {}
     for path in set(old) - set(files):
         (folder / path).unlink(missing_ok=True)
-    for path, data in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
-        if (root / path).exists():          # make compares times: an old .venv stays good
-            shutil.copystat(root / path, folder / path)
+    try:
+        for path, data in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+            if (root / path).exists():      # make compares times: an old .venv stays good
+                shutil.copystat(root / path, folder / path)
+    except OSError:
+        for path in () if old else files:   # a full disk: half a tree would block the next one
+            (folder / path).unlink(missing_ok=True)
+        raise
     return files
 
 
 def restore(folder, only=(), root=ROOT):
     """Put the real bodies back into a students' tree."""
-    rows = [row for row in exercises(root) if not only or row["number"] in only]
-    for path, numbers in by_file(rows).items():
+    for path, numbers in by_file(chosen(only, root)).items():
         real, target = (root / path).read_text(), folder / path
         target.write_text(with_bodies(
             target.read_text(), {name: body_of(real, name, path) for name in numbers}, path))
