@@ -46,7 +46,7 @@ WAYS = (*FORECASTS, "followed")
 KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
 VERDICTS = (USABLE, RANGE, LAST_VALUE)
-ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth")
+ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 CLEAR = {"_before": 0.95, "_third": 0.95, "_fifth": 0.8}     # see draws_verdict
 BEFORE = {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}                # of fit.py, until the third round
 JUDGED = ("lo", "hi", "verdict")
@@ -54,14 +54,14 @@ JUDGED = ("lo", "hi", "verdict")
 
 # ---------------------------------------------------------------------------------- 1. one curve
 def sources_of(*rounds):
-    """{run: its row of sources.csv} of these rounds of the collection, 1 to 6."""
+    """{run: its row of sources.csv} of these rounds of the collection, 1 to 7."""
     with open(HERE / "sources.csv", newline="") as file:
         return {row["run"]: row for row in csv.DictReader(file) if int(row["round"]) in rounds}
 
 
 def curves():
     """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of all rounds."""
-    sources = sources_of(*range(1, 7))
+    sources = sources_of(*range(1, 8))
     points = {run: [] for run in sources}
     with open(HERE / "curves.csv", newline="") as file:
         for row in csv.DictReader(file):
@@ -119,9 +119,10 @@ def draws_verdict(fit, end, told, clear):
 
 def cut_line_verdict(told):
     """The verdict of the sixth round: its line was cut to [0, 1]. told: of `judge`."""
+    if told["verdict"] == LAST_VALUE:
+        return LAST_VALUE
     far = abs(told["law"] - told["line"]) >= abs(told["law"] - told["naive"])
-    wide = told["hi"] - told["lo"] > fitting.forecast.WIDEST
-    return RANGE if told["verdict"] != LAST_VALUE and (far or wide) else told["verdict"]
+    return RANGE if far or told["hi"] - told["lo"] > fitting.forecast.WIDEST else USABLE
 
 
 @contextlib.contextmanager
@@ -326,7 +327,7 @@ SIXTH = {name: FIFTH[name] for name in ("sigmoid", "naive", "line")} | {
 
 
 def forecasts_beside(names, judged, parts):
-    """The table of the fifth and of the sixth round: mean and median absolute error of these
+    """The table of the fifth round and later ones: mean and median absolute error of these
     forecasts {way: name}, and on how many curves each is nearer than the last value, or farther.
     judged: the rule of the verdict, as in `kept`; parts: {name: numbers of rounds}"""
     told = ["| curves | cut | n | forecast | mean | median | nearer than the last value in "
@@ -347,7 +348,7 @@ def forecasts_beside(names, judged, parts):
 
 
 def later_tables():
-    """Those of the pages of the fourth, the fifth and the sixth round."""
+    """Those of the pages of the fourth round and later ones."""
     first, every = {"the first three rounds": (1, 2, 3)}, (1, 2, 3, 4, 5)
     return [usable_by_rule("_third", "_fifth", first | {
                 "the fourth round": (4,), "the fifth round": (5,), "both": (4, 5)}),
@@ -358,7 +359,11 @@ def later_tables():
             usable_by_rule("_fifth", "_sixth", {
                 "the first five rounds": every, "the sixth round": (6,)}),
             forecasts_beside(SIXTH, "_sixth", {"the sixth round": (6,), "all six": (*every, 6)}),
-            lines(by_way(kept(6, "_sixth")))]
+            lines(by_way(kept(6, "_sixth"))),
+            usable_by_rule("_sixth", "", {
+                "the first six rounds": (*every, 6), "the seventh round": (7,)}),
+            forecasts_beside(SIXTH, "", {"the seventh round": (7,), "all seven": range(1, 8)}),
+            lines(by_way(kept(7)))]
 
 
 def main():

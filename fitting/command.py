@@ -103,8 +103,8 @@ def report_run(args, refit, curve, prior=None):
         lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1]) if fit.A > fit.R0 else [
             "no plan: the curve of this run does not rise"]
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
-          f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
-          f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes),
+          f"({fit.R0_from}); mean of the last {min(LAST, R.size)} evaluations "
+          f"{R[-LAST:].mean():.3f}", *(f"  note: {note}" for note in curve.notes),
           verdict_line(judge(judged, ahead), where), *lines, sep="\n")
     return fits, [f"warning: {label}: {warning}" for warning in warnings], judged
 

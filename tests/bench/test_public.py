@@ -1,6 +1,6 @@
 """The errors on others' curves are what the committed curves give, and what the pages say. The
-six rounds of the collection have 42, 48, 51, 55, 61 and 57 curves. Each is told as it was judged:
-two of them (`OLD`) with the intervals of before the third."""
+seven rounds of the collection have 42, 48, 51, 55, 61, 57 and 42 curves. Each is told as it was
+judged: two of them (`OLD`) with the intervals of before the third."""
 
 import csv
 import re
@@ -19,7 +19,7 @@ from fitting.readers import read_curves                                     # no
 
 PUBLIC = ROOT / "results" / "public"
 BOTH = [*public.kept(), *public.kept(2)]
-ALL = [row for number in range(1, 7) for row in public.kept(number)]
+ALL = [row for number in range(1, 8) for row in public.kept(number)]
 OLD = {"judged": "_before"}
 
 
@@ -55,8 +55,8 @@ def test_every_curve_has_a_source_and_two_rows_of_errors():
     with open(PUBLIC / "curves.csv", newline="") as file:
         points = [(row["run"], float(row["x"]), float(row["y"])) for row in csv.DictReader(file)]
     assert {run for run, _, _ in points} == set(sources)
-    assert [len(public.sources_of(number)) for number in range(1, 7)] == [
-        42, 48, 51, 55, 61, 57]
+    assert [len(public.sources_of(number)) for number in range(1, 8)] == [
+        42, 48, 51, 55, 61, 57, 42]
     assert len({(run, x) for run, x, _ in points}) == len(points)
     assert all(x >= 0 and 0 <= y <= 1 for _, x, y in points)
     told = [(row["run"], row["cut"]) for row in ALL]
@@ -98,7 +98,8 @@ def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
 
 @pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true",
                                  "shi-lr5e-6", "rohun-4", "deq-clip-e1",
-                                 "rizzo-comparison-baselines-2020-02-25-16-45-58"])
+                                 "rizzo-comparison-baselines-2020-02-25-16-45-58",
+                                 "jpass-m16nzj60"])
 def test_a_run_gives_its_whole_rows_again(run):
     for cut, row in zip(public.CUTS, [row for row in ALL if row["run"] == run], strict=True):
         for name, cell in public.forecast(*curve(run), cut).items():
@@ -131,10 +132,11 @@ def test_the_tables_of_the_page_are_those_of_the_rows():
     assert public.beside(public.kept(**OLD), public.kept(2, **OLD)) in page
     assert public.wider_intervals() in page
     assert public.lines(public.by_way(public.kept(3, "_third"))) in page
-    assert len(public.later_tables()) == 7 and all(table in page for table in public.later_tables())
+    later = public.later_tables()
+    assert len(later) == 10 and all(table in page for table in later)
 
 
-@pytest.mark.parametrize("number", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6, 7])
 def test_the_later_rounds_keep_their_rules(number):
     """Ten points, a trend, twelve runs a repository at most, two where training rewards are all
     that there is, no curve twice, and no repository of a round before."""
@@ -306,7 +308,8 @@ def test_the_second_round_is_told_as_it_is():
             f"{of(last, 'sigmoid')}.") in docs
     missed = [max(row["lo"] - row["measured"], row["measured"] - row["hi"]) for row in usable]
     assert sorted(round(miss, 3) for miss in missed if miss > 0) == [.001, .002]
-    for number, name in ((2, "second"), (3, "third"), (4, "fourth"), (5, "fifth"), (6, "sixth")):
+    for number, name in ((2, "second"), (3, "third"), (4, "fourth"), (5, "fifth"), (6, "sixth"),
+                         (7, "seventh")):
         for cut, share in ((0.5, "half"), (0.3, "30%")):
             some = [row for row in public.kept(number) if row["cut"] == cut]
             fitted = [row for row in some if row["sigmoid"] != ""]
@@ -470,10 +473,10 @@ def test_the_fifth_round_is_told_as_it_is():
 
 def test_the_sixth_round_is_told_as_it_is():
     """The third rule of the verdict, the forecast that is printed, and on whose curves."""
-    page, readme, docs, law = (" ".join((ROOT / name).read_text().split()) for name in
-                               ("results/public/README.md", "README.md", "docs/fit.md", "fit.py"))
+    page, docs = (" ".join((ROOT / name).read_text().split()) for name in
+                  ("results/public/README.md", "docs/fit.md"))
 
-    def part(cut, judged="", numbers=(6,)):
+    def part(cut, judged="_sixth", numbers=(6,)):
         return [row for number in numbers for row in public.kept(number, judged)
                 if row["cut"] == cut]
 
@@ -501,7 +504,7 @@ def test_the_sixth_round_is_told_as_it_is():
             f"four repositories all hold. None of the 9 evaluations of language models is called "
             f"usable. None of the {n} falls, though {fell:g} of the 57 do.") in page
     assert (len(of_one), kinds["evaluations"], sum(row["collapse"] for row in usable)) == (4, 0, 0)
-    every = called(part(.5, "", range(1, 7)))
+    every = called(part(.5, "_sixth", range(1, 7)))
     lost = [row for row in every if not row["lo"] <= row["measured"] <= row["hi"]]
     assert (f"{len(every)} of 314 are usable, {hold(every).split()[0]} hold, median "
             f"{medians(every)}; {sum(row['collapse'] for row in lost):g} of the {len(lost)} that "
@@ -518,49 +521,20 @@ def test_the_sixth_round_is_told_as_it_is():
     assert mean <= last and mid <= mid_last and mean_early <= last_early
     assert mid_early <= mid_last_early                              # "all four bounds met"
     assert (f"tested on the sixth: {mean} and {mean_early} for {last} and {last_early}, medians "
-            f"{mid} and {mid_early} for {mid_last} and {mid_last_early}.") in docs
+            f"{mid} and {mid_early} for {mid_last} and {mid_last_early}, and") in docs
     calm, calm_early = (hold([row for row in some if not row["collapse"]])
                         for some in (half, early))
     since, since_early = (hold([row for number, judged in ((3, "_third"), (4, ""), (5, ""), (6, ""))
                                 for row in public.kept(number, judged)
                                 if row["cut"] == cut and not row["collapse"]]) for cut in (.5, .3))
-    falls = [sum(row["collapse"] for row in ALL if row["cut"] == cut) for cut in (0.5, 0.3)]
+    falls = [sum(row["collapse"] for row in part(cut, "", range(1, 7))) for cut in (0.5, 0.3)]
     assert (f"Without a fall {calm} hold (wanted: 85%); from 30% {calm_early}. Since they were "
             f"widened: {since}, and {since_early}. {falls[0]:g} of the 314 fell after the half, "
             f"{falls[1]:g} after 30%.") in page
-    assert f"{falls[0]:g} of 314 fell after the half, {falls[1]:g} after 30%" in docs
-    assert f"({falls[0]:g} of 314 published ones did)" in forecast.FALLS
-    assert f"of 314 published ones {falls[0]:g} did, after their half" in law
     assert (f"{n} are called usable at the half, all {held} intervals hold, and the median error "
             f"is {medians(usable)}; but {kinds['robots']} are robots, {max(of_one.values())} of "
             "one repository, and none is an evaluation of a language model. Without a fall "
             f"{calm} intervals hold there at the half, from 30% {calm_early}.") in docs
-    assert (f"it calls {n} of the 57 usable at the half, all {held} intervals hold, and the median "
-            f"error is {medians(usable)} of the last value. But {kinds['robots']} of them are "
-            f"robots, {max(of_one.values())} of one repository;") in readme
-    count = len([row for row in ALL if row["cut"] == .5 and row["sigmoid"] != ""])
-    all_told, all_early = (
-        [of([row for row in ALL if row["cut"] == cut and row["sigmoid"] != ""], way)
-         for way in ways] for cut in (.5, .3))
-    assert (f"On 57 new curves it misses by {mean} from the half (last value {last}, law {curve_}) "
-            f"and {mean_early} from 30% ({last_early}, {curve_early}), over all {count} by "
-            f"{all_told[0]} ({all_told[1]}, {all_told[2]}) and {all_early[0]} ({all_early[1]}, "
-            f"{all_early[2]}).") in readme
-    assert (f"Over all {count} curves that misses by {all_told[0]} from the half (law "
-            f"{all_told[2]}, last value {all_told[1]}), over 309 from 30% by {all_early[0]} "
-            f"({all_early[2]}, {all_early[1]}).") in docs
-    slides, lesson = (" ".join((ROOT / "course" / name).read_text().split())
-                      for name in ("slides.md", "7_sigmoid.md"))
-    assert (f"| the law | {all_told[2]} | | the last value | {all_told[1]} | | the median of law, "
-            f"last value and a line in log C | {all_told[0]} |") in slides
-    assert f"{falls[0]:g} of the 314 fall" in slides and (
-        f"says `fit.py`, of {len(every)}. On the 57 curves collected last: {n}, error "
-        f"**{medians(usable).split()[0]}** (last value {medians(usable).split()[2]}), but "
-        f"{kinds['robots']} are robots.") in slides
-    assert (f"the law misses by {all_told[2]} from the half, the last value by {all_told[1]}; "
-            f"where `fit.py` says *usable*, by {medians(usable)} ({n} new ones, "
-            f"{kinds['robots']} of them robots;") in lesson
-    assert f"over {count} published curves" in lesson and f"half of {count} published" in slides
     uncut = []                          # with a line that may leave [0, 1]
     for row in usable:
         x, y, at, measured = foretold(row)
@@ -571,7 +545,124 @@ def test_the_sixth_round_is_told_as_it_is():
     assert {row["kind"] for row in cut_at_1} == {"robots"} and len(cut_at_1) == kinds["robots"]
     assert (f"With a line that is not cut {len(uncut)} of the 57 are usable "
             f"({hold(uncut).split()[0]} hold, {medians(uncut)};") in page
-    assert f"without its cut of the line at 1 it calls {len(uncut)} usable" in readme
+
+
+def test_the_seventh_round_is_told_as_it_is():
+    """The verdict on language models, and that most of them are two sweeps."""
+    page, readme, docs, law, slides, lesson = (
+        " ".join((ROOT / name).read_text().split()) for name in (
+            "results/public/README.md", "README.md", "docs/fit.md", "fit.py", "course/slides.md",
+            "course/7_sigmoid.md"))
+
+    def part(cut, judged="", numbers=(7,)):
+        return [row for number in numbers for row in public.kept(number, judged)
+                if row["cut"] == cut]
+
+    def called(some):
+        return [row for row in some if row["verdict"] == public.USABLE]
+
+    def medians(some):
+        return f"{of(some, 'sigmoid', np.median)} for {of(some, 'naive', np.median)}"
+    half, early, where = part(.5), part(.3), public.sources_of(7)
+    usable, usable_early = called(half), called(early)
+    n, held, every = len(usable), hold(usable).split()[0], called(part(.5, "", range(1, 8)))
+    kinds = Counter(row["kind"] for row in half)
+    assert (f"{kinds['evaluations']} evaluations and {kinds['training']} of training rewards, "
+            f"{sum(row['step_0'] == 'yes' for row in half)} with step 0") in page
+    assert len({row["repository"] for row in where.values()}) == 14 and set(kinds) == {
+        "evaluations", "training"}
+    cut = called(part(.5, "_sixth"))
+    assert (f"At the half {n} of 42 are called usable, {held} intervals hold (wanted: 85%), median "
+            f"error {medians(usable)} of the last value (wanted: at most half). By the rule of the "
+            f"sixth round {len(cut)} are, one of a fourth repository more, and "
+            f"{hold(cut).split()[0]} hold ({medians(cut)}).") in page
+    (more,) = {row["run"] for row in cut} - {row["run"] for row in usable}
+    assert where[more]["repository"] not in {where[row["run"]]["repository"] for row in usable}
+    assert (f"From 30% {len(usable_early)} is usable, {hold(usable_early).split()[0]} holds "
+            f"({medians(usable_early)})") in page
+    of_one = Counter(where[row["run"]]["repository"] for row in usable).most_common()
+    (_, first), (_, second), (third, one) = of_one
+    (alone,) = [row for row in usable if where[row["run"]]["repository"] == third]
+    assert {row["kind"] for row in usable} == {"evaluations"} and one == 1
+    assert (f"all {n} are evaluations of language models; {first} are one student's sweep, "
+            f"{second} the other's, 1 is of a third repository ({medians([alone])})") in page
+    (lost,) = [row for row in usable if not row["lo"] <= row["measured"] <= row["hi"]]
+    assert f"does not hold is `{lost['run']}`, by less than .001." in page
+    assert 0 < lost["measured"] - lost["hi"] < 0.001
+    fell = [sum(row["collapse"] for row in some) for some in (usable, half)]
+    assert f"None of the {n} falls, {fell[1]:g} of the 42 do." in page and not fell[0]
+    assert (f"{len(every)} of 356 are usable, {hold(every).split()[0]} hold, median "
+            f"{medians(every)}.") in page
+    ways = ("printed", "naive", "sigmoid")
+    (mean, last, curve_), (mean_early, last_early, curve_early) = (
+        [of(some, way) for way in ways] for some in (half, early))
+    (mid, mid_last, mid_curve), (mid_early, mid_last_early, mid_curve_early) = (
+        [of(some, way, np.median) for way in ways] for some in (half, early))
+    assert (f"misses by {mean} from the half (last value {last}, law {curve_}), median {mid} "
+            f"({mid_last}, {mid_curve}), from 30% by {mean_early} ({last_early}, {curve_early}), "
+            f"median {mid_early} ({mid_last_early}, {mid_curve_early}).") in page
+    assert mean <= last and mid <= mid_last and mean_early <= last_early
+    assert mid_early <= mid_last_early                              # "all four bounds met"
+    sweeps = {repository for repository, _ in of_one[:2]}
+    rest, rest_early = ([row for row in some if where[row["run"]]["repository"] not in sweeps]
+                        for some in (half, early))
+    assert (f"Without the two sweeps {len(rest)} curves are left: {of(rest, 'printed')} from the "
+            f"half for {of(rest, 'naive')} of the last value, median "
+            f"{of(rest, 'printed', np.median)} for {of(rest, 'naive', np.median)}; from 30% "
+            f"{of(rest_early, 'printed')} for {of(rest_early, 'naive')}, median "
+            f"{of(rest_early, 'printed', np.median)} for {of(rest_early, 'naive', np.median)}."
+            ) in page
+    assert (f", and on the seventh: {mean} and {mean_early} for {last} and {last_early}, medians "
+            f"{mid} and {mid_early} for {mid_last} and {mid_last_early}.") in docs
+    calm, calm_early = (hold([row for row in some if not row["collapse"]])
+                        for some in (half, early))
+    since, since_early = (hold([row for number in range(3, 8) for row in public.kept(
+        number, "_third" if number == 3 else "") if row["cut"] == cut and not row["collapse"]])
+        for cut in (.5, .3))
+    falls = [sum(row["collapse"] for row in ALL if row["cut"] == cut) for cut in (0.5, 0.3)]
+    assert (f"Without a fall {calm} hold (wanted: 85%); from 30% {calm_early}. Since they were "
+            f"widened: {since}, and {since_early}. {falls[0]:g} of the 356 fell after the half, "
+            f"{falls[1]:g} after 30%.") in page
+    assert f"{falls[0]:g} of 356 fell after the half, {falls[1]:g} after 30%" in docs
+    assert f"({falls[0]:g} of 356 published ones did)" in forecast.FALLS
+    assert f"of 356 published ones {falls[0]:g} did, after their half" in law
+    assert (f"{n} are called usable at the half, {held} of their intervals hold, and the median "
+            f"error is {medians(usable)}; all are evaluations, but {first + second} are the sweeps "
+            f"of two students, of one model on one data set. Without a fall {calm} intervals hold "
+            f"there at the half, from 30% {calm_early}.") in docs
+    share, share_early = (f"{len(called(part(cut, '', range(1, 8)))) / 356:.0%}"
+                          for cut in (.5, .3))
+    assert f"is said of {share} at the half and of {share_early} from 30%" in docs
+    inside, all_of = map(int, since_early.split(" of "))
+    late = hold([row for number in (6, 7) for row in public.kept(number)
+                 if row["cut"] == .3 and not row["collapse"]]).split(" of ")
+    assert (f"(from 30% {100 * inside / all_of:.0f} of 100 hold, of the last {late[1]} only "
+            f"{late[0]})") in docs
+    assert (f"of 42 new curves it calls {n} usable at the half, {held} intervals hold, and the "
+            f"median error is {medians(usable)} of the last value. But {first + second} of them "
+            "are two students' sweeps") in readme
+    count, count_early = (len([row for row in ALL if row["cut"] == cut and row["sigmoid"] != ""])
+                          for cut in (.5, .3))
+    all_told, all_early = (
+        [of([row for row in ALL if row["cut"] == cut and row["sigmoid"] != ""], way)
+         for way in ways] for cut in (.5, .3))
+    assert (f"On 42 new curves it misses by {mean} from the half (last value {last}, law {curve_}) "
+            f"and {mean_early} from 30% ({last_early}, {curve_early}), over all {count} by "
+            f"{all_told[0]} ({all_told[1]}, {all_told[2]}) and {all_early[0]} ({all_early[1]}, "
+            f"{all_early[2]}).") in readme
+    assert (f"Over all {count} curves that misses by {all_told[0]} from the half (law "
+            f"{all_told[2]}, last value {all_told[1]}), over {count_early} from 30% by "
+            f"{all_early[0]} ({all_early[2]}, {all_early[1]}).") in docs
+    assert (f"| the law | {all_told[2]} | | the last value | {all_told[1]} | | the median of law, "
+            f"last value and a line in log C | {all_told[0]} |") in slides
+    assert f"{falls[0]:g} of the 356 fall" in slides and (
+        f"says `fit.py`, of {len(every)}. On the 42 collected last, of language models: {n}, error "
+        f"**{medians(usable).split()[0]}** (last value {medians(usable).split()[2]}), but "
+        f"{first + second} are two sweeps.") in slides
+    assert (f"the law misses by {all_told[2]} from the half, the last value by {all_told[1]}; "
+            f"where `fit.py` says *usable*, by {medians(usable)} ({n} new ones, {first + second} "
+            "of them two sweeps;") in lesson
+    assert f"over {count} published curves" in lesson and f"half of {count} published" in slides
     assert (f"Intervals of runs that do not fall: {since} hold from the half, {since_early} from "
             "30%.") in readme
     evaluations = [row for row in ALL if row["kind"] == "evaluations" and row["cut"] == .5]
