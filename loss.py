@@ -249,10 +249,10 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
         # Where nothing is learned exp gets 0, not log ρ: exp(89) is inf, and inf · 0 is nan.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
+    elif loss in ("grpo", "dapo", "gspo"):
+        objective, clipped = _clipped(log_rho, A, 1 - eps_low, 1 + eps_high)
     elif loss == "reinforce":
         objective, clipped = A * logprobs, torch.zeros_like(mask)
-    else:
-        objective, clipped = _clipped(log_rho, A, 1 - eps_low, 1 + eps_high)
 
     stats = statistics(mask=mask, weights=weights, lags=lags, log_ratio=log_ratio, log_rho=log_rho,
                        clipped=clipped, token_loss=-objective, entropy=entropy)

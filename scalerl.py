@@ -465,7 +465,7 @@ class Run:
         self.team.begin("generate", self.version)
         self.collect(self.sampler.finished())
         while True:
-            self.folder.save_if_due(self)       # a step may take longer than `save_minutes`
+            self.folder.save(self, self.config.save_minutes)    # a step may take longer than that
             self.admit()
             groups = self.pacer.take(self.version)
             if groups or not self.sampler.in_flight:    # None: no prompt left, and nothing runs

@@ -1,3 +1,2 @@
-"""What a run writes, and how it goes on from it: settings as TOML and what is refused of them
-(settings.py), runs/NAME, its logs and the progress line (run_folder.py, step_log.py), files of
-weights and optimizer, the state of everything else (checkpoint.py, resume.py)."""
+"""What a run writes, and how it goes on from it: settings (settings.py), runs/NAME and its logs
+(run_folder.py, step_log.py), weights, optimizer and all other state (checkpoint.py, resume.py)."""

@@ -66,18 +66,13 @@ class RunFolder:
 
     def make(self, device):
         """The folder of a new run; device: the trainer's. It is a run once config.toml is there."""
-        if self.log_sizes():
+        if self.log_sizes() and not self.begun:
             raise ConfigError(f"{self.path} has logs and no config.toml: choose another --name")
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self.lock()
-        parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")
-        own = [Path(part.strip()).resolve() for part in parts if part.strip().endswith(".py")]
-        for path in (*own, *CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"), *CODE.glob("tasks/*.t*")):
-            # Of an own task the whole path: two of them may have one name.
-            name = Path("own", *path.parts[1:]) if path in own else path.relative_to(CODE)
-            target = self.path / "source" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
+        if self.locked is None or self.locked.closed:
+            self.lock()
+        shutil.rmtree(self.path / "source", ignore_errors=True)     # of a start that failed
+        self.keep_source()
         (self.path / "versions.json").write_text(json.dumps({
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
@@ -85,6 +80,21 @@ class RunFolder:
             # Of two of a name on the path Python imports the first, which is written last.
             **{each.name: each.version for each in reversed([*distributions()])}}, indent=1))
         self.write_config()
+
+    def keep_source(self):
+        """Copy the code and the files of own tasks; say where a copy of before is another one."""
+        parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")
+        own = [Path(part.strip()).resolve() for part in parts if part.strip().endswith(".py")]
+        for path in (*own, *CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"), *CODE.glob("tasks/*.t*")):
+            # Of an own task the whole path: two of them may have one name.
+            name = Path("own", *path.parts[1:]) if path in own else path.relative_to(CODE)
+            kept = self.path / "source" / name
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            if not kept.exists():
+                shutil.copy(path, kept)
+            elif not filecmp.cmp(path, kept):
+                print(f"warning: {path} has changed since this run began, and counts from here on; "
+                      f"what it was: {kept}", file=sys.stderr)
 
     def lock(self):
         """Two processes in one folder would mix their logs."""
@@ -191,15 +201,12 @@ class RunFolder:
         """Bring a new `scalerl.Run` to the newest whole checkpoint. Returns a sentence about it."""
         folder, state = self.rewind()
         if folder is None:
-            self.write_config()
+            self.make(run.trainer.device)
             return f"{self.path} has no checkpoint yet: starting from the first step."
-        if state.get("problems", now := problems_hash(run)) != now:
-            raise ConfigError(f"task = {self.config.task!r}: problems or answers of {self.path} "
-                              "have changed; bring them back, or choose another --name")
-        for copy in (own := self.path / "source" / "own").rglob("*.py"):
-            if (now := Path("/", copy.relative_to(own))).exists() and not filecmp.cmp(copy, now):
-                print(f"warning: {now} has changed since this run began, and judges from here on; "
-                      f"what it was: {copy}", file=sys.stderr)
+        if not problems_hash(run).startswith(state.get("problems", "")):
+            raise ConfigError(f"task = {self.config.task!r}: problems, answers or prompts of "
+                              f"{self.path} have changed; bring them back, or take another --name")
+        self.keep_source()
         run.trainer.load(folder)
         load_state(run, state)
         self.saved = progress(run)
@@ -213,14 +220,9 @@ class RunFolder:
     def newest(self):
         return next(iter(checkpoint.saved(self.checkpoints)), None)
 
-    def save_if_due(self, run):
-        """Write a checkpoint `save_minutes` after the last one."""
-        if time.monotonic() - self.saved_at >= 60 * self.config.save_minutes:
-            self.save(run)
-
-    def save(self, run):
-        """Write a checkpoint of a `scalerl.Run`, unless that was the last one."""
-        if self.saved == progress(run):
+    def save(self, run, minutes=0):
+        """Write a checkpoint of a `scalerl.Run`, if it has moved; of `minutes` after the last."""
+        if self.saved == progress(run) or time.monotonic() - self.saved_at < 60 * minutes:
             return
         last = self.newest()            # the next one will hardly be larger
         self.wait_for_disk(1.1 * sum(path.stat().st_size for path in last.iterdir()) if last else 0)

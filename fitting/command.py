@@ -189,7 +189,7 @@ def report(args):
         path, part = Path(args.out or curve.picture), "with earlier runs" if prior else "first part"
         early = None if several or judged is whole[curve.label] else judged
         plot_runs(curves, [*whole.values()], early, part).savefig(path, dpi=150)
-        print(f"picture: {path}")
+        print(f"picture: {path.with_suffix(path.suffix or '.png')}")
 
 
 def main(argv=None):

@@ -26,9 +26,8 @@ def ceiling_doubt(fit):
 
 
 def compare_lines(curves, fits, refits):
-    """Ceilings against the first run's; then steepness with all runs refitted at the mean A, if all
-    ceilings are known and the same: B means little without A. Of Curves, fits {label: Fit} and
-    refits {label: fit_curve as asked} -> lines"""
+    """Ceilings against the first run's; then, if all are known and the same, steepness with the
+    mean A, as B means little without A. fits: {label: Fit}; refits: {label: fit_curve as asked}"""
     base, A = next(iter(fits)), np.array([fit.A for fit in fits.values()])
     doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
     yield f"ceilings, {A.mean():.3f} in the mean:"

@@ -7,8 +7,7 @@ from scipy.special import ndtri
 from fit import LEVEL, THETA, BadInput, sigmoid
 
 Z, POWER = ndtri((1 + LEVEL) / 2), 0.8
-# Ends that lie D apart: in 80% of the pairs of runs the interval of their difference excludes 0, if
-# each end is known to +-D / APART.
+# Ends known to +-D / APART tell runs D apart: in 80% of pairs the difference's interval excludes 0.
 APART = 2 ** 0.5 * (Z + ndtri(POWER)) / Z
 TYPICAL = dict(A=0.8, B=1.8, C_mid=0.4, R0=0.25)        # C_mid as a share of the run
 

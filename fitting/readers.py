@@ -249,7 +249,7 @@ def metric(column):
 
 def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
     """The rows of one run -> compute and reward (n,) of columns x and y, notes. A row without
-    compute has that of its step; the same reward twice at one step (resumed) counts once."""
+    compute has that of its step, of rows with y; a reward twice at one step counts once."""
     compute, found = {}, []                 # {step: compute}, [(step, compute or None, reward)]
     for i, row in enumerate(rows):
         step = next((row[s] for s in steps if isinstance(row.get(s), float)), f"row {i}")
@@ -292,8 +292,9 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     for given, run in places:
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
+        if not run and len({row.get("run") for row in rows}) > 1:
+            raise BadInput(f"{path} has several runs: TABLE:RUN names one, NAME=TABLE:* pools all")
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
-        # Steps that rows with y have: others may be of training alone.
         steps = [s for s in STEP_COLUMNS if any(s in row for row in rows if y_name in row)]
         near = rows if x or steps else [row for row in rows if y_name in row]
         x_name, _ = pick(near, x, [name for name in X_COLUMNS if name in steps

@@ -80,7 +80,7 @@ def judge(name, packed, text):
         tell(path, type(value).__name__, f"{reprlib.repr(value)} is no reward from -1 to 1")
         return "bad reward"
     if value not in (-1, 0, 1):
-        tell(path, "part", f"{value:g}: above 0 is right and earns 1, the rest -1", "cut at 0")
+        tell(path, "part", f"{value:g}: above 0 is right; subtract a threshold", "cut at 0")
     return "correct" if value > 0 else "wrong"
 
 

@@ -46,8 +46,8 @@ def load_pool(name, heldout, seed, options):
         if name.startswith("reasoning_gym:"):
             return reasoning_gym_problems(name, heldout, seed, **options)
         if name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
-            options = checked_options(name, options, COLUMNS | PRESETS.get(name, {}))
-            return record_problems(name, options)
+            known = COLUMNS | ({} if name.lower().endswith(FILES) else HUB) | PRESETS.get(name, {})
+            return record_problems(name, checked_options(name, options, known))
     except ImportError as error:
         package = str(error.name).partition(".")[0]
         raise TaskError(f"task {name!r} needs a package: pip install {package}") from error
@@ -136,8 +136,8 @@ COLUMNS = {
     "answer": "",  # text or a number; of kind "code" the unit tests
     "kind": "math",  # "exact", "code"; a column "kind" with one of these goes before it
     "level": "level",  # a number, or a text with one: "Level 5", "3/8"
-    "config": "", "split": "train",  # of data sets
 }  # fmt: skip
+HUB = {"config": "", "split": "train"}  # of data sets
 # The usual names, in this order: MATH-500 has an answer beside its solution.
 USUAL = {"question": ("question", "problem", "prompt", "messages", "Question", "Problem"),
          "answer": ("answer", "reward_model.ground_truth", "solution", "Answer", "ground_truth",
@@ -189,7 +189,7 @@ def read_records(name, options):
 
 def record_problems(name, options):
     """(the problems of a file or data set, each question once; a sentence for each bad record).
-    What the options leave open is found out from the first record and printed. Raises TaskError."""
+    What the options leave open is found out from the first ones and printed. Raises TaskError."""
     if options["kind"] not in KINDS:
         raise TaskError(f"task option kind = {options['kind']!r} must be one of {', '.join(KINDS)}")
     records = read_records(name, options)
@@ -198,13 +198,13 @@ def record_problems(name, options):
         raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
     columns = dict(options)
     for role, usual in USUAL.items():
-        there = (path for path in usual if column(first, path) is not None)
-        columns[role] = options[role] or next(there, None)
+        columns[role] = options[role] or next(
+            (path for path in usual if any(column(r, path) is not None for r in records[:9])), None)
         if columns[role] is None:
             raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
                             f"{', '.join(map(str, first))}; name it by --task-options "
                             f"""'{{"{role}": "ITS COLUMN"}}'""")
-    answer = str(column(first, columns["answer"]))
+    answer = str(next(filter(None, (column(r, columns["answer"]) for r in records)), ""))
     mark = next((m for m in MARKS if m in answer and columns["kind"] == "math"), "")
     task = Path(name).stem if name.lower().endswith(FILES) else name.rpartition("/")[2]
     problems, bad = {}, []

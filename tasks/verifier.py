@@ -107,7 +107,7 @@ def expression(text):
 
 
 def same(gold, found):
-    """Math-Verify's comparison, with decimals as fractions (none is a root), and one i of its two."""
+    """Math-Verify's comparison, of decimals as fractions (none is a root) and of one i, not two."""
     from math_verify import verify
     from sympy import Eq, Float, Rational, Symbol
     if {type(gold), type(found)} == {Eq} and (gold.lhs == found.lhs or not gold.free_symbols):

@@ -1069,6 +1069,13 @@ def test_inputs_are_never_written_to():
     assert all(x.equal(y) for x, y in zip(tensors, before))
 
 
+def test_a_loss_without_a_branch_trains_nothing(monkeypatch):
+    """Its name was known, its branch misspelled, and PPO's clip was trained without a word."""
+    monkeypatch.setattr("loss.LOSSES", (*LOSSES, "mine"))
+    with pytest.raises(UnboundLocalError):
+        policy_loss(*random_step().arguments, loss="mine")
+
+
 def test_only_the_trainers_logprobs_receive_a_gradient():
     """The sampler's, the advantages and the weights are data. A gradient through them reaches
     whatever computed them, a value head or a shared trunk, without a word."""

@@ -127,7 +127,7 @@ def by_hand(monkeypatch, tmp_path, llama):
             with open(tmp_path / name, "a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
         folder = SimpleNamespace(
-            append=append, path=tmp_path, checkpoints=tmp_path, save_if_due=lambda run: None,
+            append=append, path=tmp_path, checkpoints=tmp_path, save=lambda *_: None,
             save_model=lambda _, name: saved.append(name.rpartition("/")[2]))
         folder.bad_step = functools.partial(RunFolder.bad_step, folder)
         verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
@@ -1055,6 +1055,35 @@ def test_a_run_says_that_the_file_of_its_own_reward_has_changed(micro, tmp_path,
     own.write_text(own.read_text().replace("return 1", "return -1"))
     assert train(tmp_path, [*words, "--steps", 4], monkeypatch) == 0
     assert f"warning: {own} has changed since this run began" in capsys.readouterr().err
+
+
+def test_a_run_says_that_the_method_has_changed_since_it_began(micro, tmp_path, monkeypatch,
+                                                               capsys):
+    """A sign that was turned in loss.py, while a run was stopped, went in without a word."""
+    words = arguments(micro, name="r", steps=2)
+    assert train(tmp_path, words, monkeypatch) == 0
+    kept = tmp_path / "runs" / "r" / "source" / "loss.py"
+    kept.write_text(kept.read_text() + "\n# as it was then\n")
+    assert train(tmp_path, [*words, "--steps", 3], monkeypatch) == 0
+    told = capsys.readouterr().err
+    assert f"warning: {ROOT / 'loss.py'} has changed since this run began" in told
+    assert "what it was: runs/r/source/loss.py" in told and told.count("has changed") == 1
+
+
+def test_a_run_without_a_step_keeps_the_code_that_makes_its_first(micro, tmp_path, monkeypatch,
+                                                                  capsys):
+    """A reward that judged nothing stood in source/, and the right one was said to have changed."""
+    own = tmp_path / "mine.py"
+    own.write_text("problems = [{'question': f'{n}+1'} for n in range(30)]\n"
+                   "def reward(problem, answer_text):\n    return 1 / 0\n")
+    words = arguments(micro, name="r", task=own, task_options="{}", steps=2)
+    assert train(tmp_path, words, monkeypatch) == 2
+    own.write_text(own.read_text().replace("1 / 0", "1"))
+    assert train(tmp_path, words, monkeypatch) == 0
+    assert train(tmp_path, [*words, "--steps", 3], monkeypatch) == 0
+    assert "has changed" not in capsys.readouterr().err
+    (kept,) = (tmp_path / "runs" / "r" / "source" / "own").rglob("mine.py")
+    assert kept.read_text() == own.read_text()
 
 
 @pytest.mark.parametrize("reward", ["1 / 0", "10", "None"])

@@ -293,24 +293,26 @@ def test_a_run_is_not_resumed_to_fewer_steps_than_it_has_taken(make):
     folder.close()
 
 
-@pytest.mark.parametrize("changed", ["a training question", "a held-out answer", "one more", ""])
+@pytest.mark.parametrize("changed", ["a training question", "a held-out answer", "one more",
+                                     "a template", ""])
 def test_a_run_whose_problems_or_gold_answers_have_changed_is_not_resumed(make, changed):
     """Else one curve has two test sets, or a prompt two rewards, and nothing says so."""
-    def run_on(*problems):
+    def run_on(*problems, prompts={"a": (1, 2)}):                                   # noqa: B006
         train, held, *more = (make_problem("mine", *pair) for pair in problems)
         return SimpleNamespace(problems=SimpleNamespace(
-            train={train.id: train}, heldout={p.id: p for p in (held, *more)}))
+            train={train.id: train}, heldout={p.id: p for p in (held, *more)}, prompts=prompts))
     before = [("What is 1 + 2?", "3"), ("What is 4 + 5?", "9")]
     after = {"a training question": [("What is 1 + 3?", "4"), before[1]],
              "a held-out answer": [before[0], ("What is 4 + 5?", "10")],
-             "one more": [*before, ("What is 6 + 8?", "14")], "": before}[changed]
+             "one more": [*before, ("What is 6 + 8?", "14")]}.get(changed, before)
     folder = make(task="mine.jsonl")
     checkpoint.save(folder.checkpoints / "step_1", torch.nn.Linear(3, 1), SimpleNamespace(state={}),
                     Alone(), {"step": 1, "logs": {}, "problems": problems_hash(run_on(*before))})
-    found, run = again(folder), run_on(*after)
+    prompts = {"a": (1, 2, 3) if changed == "a template" else (1, 2)}
+    found, run = again(folder), run_on(*after, prompts=prompts)
     run.trainer = SimpleNamespace(load=lambda path: 1 / 0)
     with pytest.raises(ConfigError if changed else ZeroDivisionError,
-                       match="^task = 'mine.jsonl': problems or answers of runs/r have changed"
+                       match="^task = 'mine.jsonl': problems, answers or prompts of runs/r have"
                        if changed else None):
         found.restore(run)
     found.close()
@@ -325,7 +327,7 @@ def test_a_task_file_that_has_moved_is_the_same_problem(tmp_path):
                         "def reward(problem, text): return 1\n")
         problems, = load_splits(str(path), heldout=0)[:1]
         return problems_hash(SimpleNamespace(problems=SimpleNamespace(
-            train={p.id: p for p in problems}, heldout={})))
+            train={p.id: p for p in problems}, heldout={}, prompts={})))
     assert hashed("a", 5) == hashed("b", 5) != hashed("c", 6)
 
 

@@ -24,6 +24,10 @@ def test_pictures_are_written_in_each_format(ending, tmp_path, capsys):
     assert out.stat().st_size > 5000 and f"picture: {out}" in said
     main([str(run), "--bootstrap", "20"])
     assert (run / "curve.png").exists()
+    capsys.readouterr()
+    assert main([*words[:-1], str(tmp_path / "plain")]) == 0       # matplotlib adds .png
+    assert f"picture: {tmp_path / 'plain.png'}\n" in capsys.readouterr().out
+    assert (tmp_path / "plain.png").exists()
 
 
 def test_hollow_points_are_the_ones_left_out():

@@ -57,6 +57,8 @@ def test_one_run_of_a_table_of_many_is_read_by_its_name(tmp_path):
         curve = readers.load(f"{table}:{run}")
         assert curve.label == run and curve.picture == tmp_path / f"{run}_curve.png"
         np.testing.assert_allclose((curve.C, curve.R), (C, R / part))
+    with pytest.raises(BadInput, match=r"many.csv has several runs: TABLE:RUN names one"):
+        readers.load(str(table))            # two runs without a common step were fitted as one
     pooled = readers.load(f"both={table}:a,{table}:b:2")
     assert pooled.C.size == 18 and pooled.label == "both"
     assert [run for _, run in readers.places_of(f"{table}:*")] == ["a", "b:2"]
@@ -94,7 +96,11 @@ def test_seeds_in_one_table_are_all_fitted_and_told(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("gpu_hours,pass_rate,run\n" + "".join(
         f"{C},{0.2 + C / 10 + 'ab'.index(run) / 100},{run}\n" for run in "ab" for C in range(4)))
-    whole, curve = readers.load(str(path)), readers.load(f"both={path}:*")
+    with pytest.raises(BadInput, match="a.csv has several runs: TABLE:RUN names one, NAME=TABLE:*"):
+        readers.load(str(path))
+    curve = readers.load(f"both={path}:*")
+    path.write_text(path.read_text().replace(",run", ",seed"))
+    whole = readers.load(str(path))
     assert "repeats gpu_hours with another pass_rate 4 times" in whole.notes[0] and not curve.notes
     for each in (whole, curve):
         assert each.C.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -739,7 +739,8 @@ def test_what_the_tenth_set_showed(text, gold, question, right):
     ("The sum is 20 100.", "20100", "", True), ("Final answer: 40 per cent", "40", "%?", True),
     (r"$$\boxed{a_n = 2 + 4(n-1) = 4n - 2}$$", "a_n = 4n-2", "", True),
     (r"$$\boxed{a_n = 4n - 2 = 2 + 3(n-1)}$$", "a_n = 4n-2", "", False),
-    (r"\boxed{\underline{18}}", "18", "", True), (r"\boxed{\mathbf{18\text{ ways}}}", "18", "", True),
+    (r"\boxed{\underline{18}}", "18", "", True),
+    (r"\boxed{\mathbf{18\text{ ways}}}", "18", "", True),
     (r"\boxed{uv'-u'v}", "u'v-uv'", "", False), (r"\boxed{uv'+u'v}", "u'v+uv'", "", True),
     ("The area is 24 m².", "24", "How many square centimetres is it?", False),
     ("She earned 9 cents per hour.", "9", "How many dollars did she earn per hour?", False),
@@ -749,7 +750,8 @@ def test_what_the_tenth_set_showed(text, gold, question, right):
     (r"\boxed{\{n \in \mathbb{Z} : 0 < n < 3\} = \{1, 2\}}", r"\{1,2\}", "", True),
     ("**The two numbers are 4 and 9.**", "4,9", "", True),
     ("**The two numbers are 4 and 8.**", "4,9", "", False),
-    (r"\boxed{x=0,\ x=\pm 2}", r"\{0,2,-2\}", "", True), ("So day 12 is 12 May.", "May 12", "", True),
+    (r"\boxed{x=0,\ x=\pm 2}", r"\{0,2,-2\}", "", True),
+    ("So day 12 is 12 May.", "May 12", "", True),
     ("So 14 days after May 1 is May 15.", "May 15", "", True),
     ("So 14 days after May 1 is May 16.", "May 15", "", False),
     (r"It is $\boxed{12.5\%}$ of an hour.", "12.5", "What percent of an hour is that?", True),
@@ -759,7 +761,8 @@ def test_what_the_tenth_set_showed(text, gold, question, right):
     ("So the series converges.", r"\text{diverges}", "", False),
     ("As 0.8 > 0.7, Ada had the higher rate.", "Ada", "", True),
     ("As 0.8 > 0.7, Ada had the higher rate.", "Ben", "", False),
-    ("Sure! anything but 42", "42", "", False), ("**Answer:** anything but 4:20", "4:20", "", False),
+    ("Sure! anything but 42", "42", "", False),
+    ("**Answer:** anything but 4:20", "4:20", "", False),
     ("Answer: 751E+825749237", r"2\sqrt{3}", "", False)])
 def test_what_the_eleventh_set_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right

@@ -301,6 +301,20 @@ def test_a_usual_layout_is_recognized_by_its_columns_and_told(rows, told, first,
     assert check_gold(problems, AtOnce()) == {}
 
 
+def test_a_null_in_the_first_record_hides_no_column(tmp_path, capsys):
+    """"No column of a usual name for the answer: it has question, answer", it said."""
+    rows = [{"question": "0?", "answer": None}] + [
+        {"question": f"{i}+{i}?", "answer": f"So #### {2 * i}"} for i in range(1, 30)]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    problems, bad = sources.load_pool(str(path), 0, 0, {})
+    assert [p.answer for p in problems] == [str(2 * i) for i in range(1, 30)] and len(bad) == 1
+    assert "read as question, answer after ####" in capsys.readouterr().out
+    for option in ("split", "config"):      # a data set's: on a file they did nothing, and test
+        with pytest.raises(TaskError, match=f"task option {option} = 'test' is not one of"):
+            sources.load_pool(str(path), 0, 0, {option: "test"})        # rows were trained on
+
+
 def test_options_go_before_what_is_recognized(tmp_path, capsys):
     """The file may know better: a solution that boxes a step, an answer that is text about ####."""
     path = write_jsonl(tmp_path / "my.jsonl", [row | {"other": f"{i}/2"}
