@@ -109,14 +109,14 @@ def expression(text):
 def same(gold, found):
     """Math-Verify's comparison, of decimals as fractions (none is a root) and of one i, not two."""
     from math_verify import verify
-    from sympy import Eq, Float, Rational, Symbol
+    from sympy import Eq, Float, Rational, Symbol  # as_dummy: a sum over k is that over i
     if {type(gold), type(found)} == {Eq} and (gold.lhs == found.lhs or not gold.free_symbols):
         return gold.lhs == found.lhs and same(gold.rhs, found.rhs)  # f(2) = 7 and 5: both "false"
     one, two = ((x.as_dummy() if hasattr(x, "as_dummy") else x).xreplace({
-        a: Symbol("i") for a in x.atoms(Symbol) if a.name == "i"} | {
-        a: Rational(str(a)) for a in x.atoms(Float) if 1e-9 < abs(a) < 1e9}) for x in (gold, found))
-    return one == two or verify(  # a sum over k is that over i, without a term of it computed
-        one, two, float_rounding=15, timeout_seconds=None, allow_set_relation_comp=True)
+        a: Rational(str(a)) if a.is_Float else Symbol("i") for a in x.atoms(Float, Symbol)
+        if (1e-9 < abs(a) < 1e9 if a.is_Float else a.name == "i")}) for x in (gold, found))
+    how = dict(float_rounding=15, timeout_seconds=None, allow_set_relation_comp=True)
+    return one == two or verify(gold, found, **how) or two != found and verify(one, two, **how)
 
 
 def is_answer(found, gold, asked):

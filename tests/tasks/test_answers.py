@@ -734,6 +734,7 @@ def test_what_the_tenth_set_showed(text, gold, question, right):
     ("That makes 6! orders, so there are **6!**.", "720", "", True), ("Answer: [B]", "B", "", True),
     (r"\boxed{0.25 - 0.75i}", r"\frac{1}{4} - \frac{3}{4}i", "", True),
     (r"\boxed{0.33 - i}", r"\frac{1}{3} - i", "", False),
+    (r"\boxed{x = 1 \pm 2i}", "1+2i, 1-2i", "", True),
     ("It is 3/8, or 37.5 percent.", r"37.5\%", "What percent?", True),
     ("It is 3/8, or 38 percent.", r"37.5\%", "What percent?", False),
     ("The sum is 20 100.", "20100", "", True), ("Final answer: 40 per cent", "40", "%?", True),
