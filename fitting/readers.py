@@ -292,7 +292,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     for given, run in places:
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
-        if not run and len({row.get("run") for row in rows}) > 1:
+        if path.suffix[-2:] == "sv" and not run and len({r["run"] for r in rows if "run" in r}) > 1:
             raise BadInput(f"{path} has several runs: TABLE:RUN names one, NAME=TABLE:* pools all")
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         steps = [s for s in STEP_COLUMNS if any(s in row for row in rows if y_name in row)]

@@ -292,7 +292,7 @@ def same_text(part, gold, question=""):
         side.rpartition("=")[2] for side in (part, clean(gold))]
     marks = [RE.mark.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
     value = re.sub(r"_\s*\{[^{}]*\}", "", part).rpartition("=")[2]  # no "=" of a sum's bound
-    return False if marks[0] != marks[1] or len(part) > 80 + 4 * len(gold) or (
+    return False if marks[0] != marks[1] or len(value) > 80 + 4 * len(gold) or (
         RE.unevaluated.search(value) and not RE.unevaluated.search(gold)) or (
         RE.words.fullmatch(RE.text.sub(r"\1", part)) and re.search("[0-9]", gold)) or (
         RE.lowest.search(question) and "frac" in part and not re.search("frac|/|-", gold)) else None

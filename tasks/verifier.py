@@ -98,7 +98,7 @@ def expression(text):
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(
         malformed_operators=True, nits=True))
     whole = answers.clean(text)
-    text = answers.RE.unit_at_end.sub("", answers.RE.primed.sub(r"\1_{q}", whole))
+    text = answers.RE.unit_at_end.sub("", whole)
     found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
     name = getattr(found[0], "name", "") if found else ""
     if len(name) > 2 and rf"\{name} " in whole:  # of "\triangle ABC" it reads "triangle" alone

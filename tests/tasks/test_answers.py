@@ -650,7 +650,7 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 10, 0), ("sixth", 3, 1), ("seventh", 1, 0),
     ("eighth", 16, 2), ("ninth", 5, 0), ("tenth", 3, 0),
-    ("eleventh", 1, 0)])
+    ("eleventh", 3, 1)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -742,7 +742,10 @@ def test_what_the_tenth_set_showed(text, gold, question, right):
     (r"$$\boxed{a_n = 4n - 2 = 2 + 3(n-1)}$$", "a_n = 4n-2", "", False),
     (r"\boxed{\underline{18}}", "18", "", True),
     (r"\boxed{\mathbf{18\text{ ways}}}", "18", "", True),
-    (r"\boxed{uv'-u'v}", "u'v-uv'", "", False), (r"\boxed{uv'+u'v}", "u'v+uv'", "", True),
+    (r"\boxed{u' v + v'u}", "u'v+uv'", "", True),
+    (r"\boxed{\pi^{2}/{6}}", r"\frac{\pi^2}{6}", "", True),
+    (r"\boxed{252(5/6)^{10}(1/6)^{10}}", r"252 \cdot \frac{5^{10}}{6^{20}}", "", True),
+    ("6/two", "6", "", False), (r"\boxed{f(a)=3}", "f(b)=3", "", False),
     ("The area is 24 m².", "24", "How many square centimetres is it?", False),
     ("She earned 9 cents per hour.", "9", "How many dollars did she earn per hour?", False),
     ("#### $18/hour", "18", "How many dollars did he earn per hour?", True),
@@ -758,10 +761,6 @@ def test_what_the_tenth_set_showed(text, gold, question, right):
     (r"It is $\boxed{12.5\%}$ of an hour.", "12.5", "What percent of an hour is that?", True),
     ("Đáp số: 40 học sinh", "40", "", True), (r"Thus $y(x) = 2e^{x}$.", "y = 2e^x", "", True),
     (r"\boxed{\minus 1.5}", "-1.5", "", True), ("That makes it a Sunday.", "Sunday", "", True),
-    ("So the series converges.", r"\text{converges}", "", True),
-    ("So the series converges.", r"\text{diverges}", "", False),
-    ("As 0.8 > 0.7, Ada had the higher rate.", "Ada", "", True),
-    ("As 0.8 > 0.7, Ada had the higher rate.", "Ben", "", False),
     ("Sure! anything but 42", "42", "", False),
     ("**Answer:** anything but 4:20", "4:20", "", False),
     ("Answer: 751E+825749237", r"2\sqrt{3}", "", False)])
