@@ -89,8 +89,8 @@ class RunFolder:
             # Of an own task the whole path: two of them may have one name.
             name = Path("own", *path.parts[1:]) if path in own else path.relative_to(CODE)
             kept = self.path / "source" / name
-            kept.parent.mkdir(parents=True, exist_ok=True)
             if not kept.exists():
+                kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, kept)
             elif not (filecmp.cmp(path, kept) or path.parent.name in ("tests", "bench", "course")):
                 print(f"warning: {path} has changed since this run began, and counts from here on; "
@@ -221,7 +221,7 @@ class RunFolder:
         return next(iter(checkpoint.saved(self.checkpoints)), None)
 
     def save(self, run, minutes=0):
-        """Write a checkpoint of a `scalerl.Run`, if it has moved; of `minutes` after the last."""
+        """Write a checkpoint, unless nothing is new or the last one is younger than `minutes`."""
         if self.saved == progress(run) or time.monotonic() - self.saved_at < 60 * minutes:
             return
         last = self.newest()            # the next one will hardly be larger

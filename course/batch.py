@@ -233,6 +233,12 @@ def grade_all(folder, out, seed, lanes, plans=None, only=()):
     (out / "feedback").mkdir(parents=True, exist_ok=True)
     columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "cpu s",
                "note"]
+
+    def begun(file):
+        """A writer of the table, with its header."""
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
+        writer.writeheader()
+        return writer
     rows, all_lanes, free = [], [Lane() for _ in range(lanes)], queue.SimpleQueue()
     for lane in all_lanes:
         free.put(lane)
@@ -241,8 +247,7 @@ def grade_all(folder, out, seed, lanes, plans=None, only=()):
         for lane in all_lanes:
             last.callback(lane.end)
         from tqdm import tqdm           # `make submit` has no packages
-        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
-        writer.writeheader()
+        writer = begun(file)
         place = {pool.submit(grade_one, path, out, seed, free, plans, only): i
                  for i, path in enumerate(paths)}
         try:
@@ -258,9 +263,7 @@ def grade_all(folder, out, seed, lanes, plans=None, only=()):
         rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
     aside = out / "table.csv.tmp"           # a full disk leaves the table as it grew
     with open(aside, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+        begun(file).writerows(rows)
     aside.replace(out / "table.csv")
     with open(out / "bets.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["name", "error"])

@@ -1042,12 +1042,18 @@ def test_a_run_that_has_lost_its_settings_is_not_begun_again_into_its_logs(micro
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
+def own_task(tmp_path, reward):
+    """A file of 30 problems, whose reward is this."""
+    path = tmp_path / "mine.py"
+    path.write_text("problems = [{'question': f'{n}+1'} for n in range(30)]\n"
+                    f"def reward(problem, answer_text):\n    return {reward}\n")
+    return path
+
+
 def test_a_run_says_that_the_file_of_its_own_reward_has_changed(micro, tmp_path, monkeypatch,
                                                                 capsys):
     """Its curve is of two rewards then; but a mended bug should not cost the run."""
-    own = tmp_path / "mine.py"
-    own.write_text("problems = [{'question': f'{n}+1'} for n in range(30)]\n"
-                   "def reward(problem, answer_text):\n    return 1\n")
+    own = own_task(tmp_path, "1")
     words = arguments(micro, name="r", task=own, task_options="{}", steps=2)
     assert train(tmp_path, words, monkeypatch) == 0
     assert train(tmp_path, [*words, "--steps", 3], monkeypatch) == 0
@@ -1073,9 +1079,7 @@ def test_a_run_says_that_the_method_has_changed_since_it_began(micro, tmp_path, 
 def test_a_run_without_a_step_keeps_the_code_that_makes_its_first(micro, tmp_path, monkeypatch,
                                                                   capsys):
     """A reward that judged nothing stood in source/, and the right one was said to have changed."""
-    own = tmp_path / "mine.py"
-    own.write_text("problems = [{'question': f'{n}+1'} for n in range(30)]\n"
-                   "def reward(problem, answer_text):\n    return 1 / 0\n")
+    own = own_task(tmp_path, "1 / 0")
     words = arguments(micro, name="r", task=own, task_options="{}", steps=2)
     assert train(tmp_path, words, monkeypatch) == 2
     own.write_text(own.read_text().replace("1 / 0", "1"))
@@ -1090,9 +1094,7 @@ def test_a_run_without_a_step_keeps_the_code_that_makes_its_first(micro, tmp_pat
 def test_a_reward_that_judges_none_of_the_first_answers_ends_the_run(reward, micro, tmp_path,
                                                                      monkeypatch, capsys):
     """It trained to its end on "wrong" alone: 600 steps of nothing, and exit code 0."""
-    own = tmp_path / "mine.py"
-    own.write_text("problems = [{'question': f'{n}+1'} for n in range(30)]\n"
-                   f"def reward(problem, answer_text):\n    return {reward}\n")
+    own = own_task(tmp_path, reward)
     words = arguments(micro, name="r", task=own, task_options="{}", steps=2)
     assert train(tmp_path, words, monkeypatch) == 2
     assert "of the first answers could not be judged" in capsys.readouterr().err

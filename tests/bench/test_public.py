@@ -6,6 +6,7 @@ import csv
 import re
 import sys
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -273,6 +274,23 @@ def hold(some):
     return f"{sum(row['lo'] <= row['measured'] <= row['hi'] for row in some)} of {len(some)}"
 
 
+def hold_without_a_fall(some):
+    return hold([row for row in some if not row["collapse"]])
+
+
+def rows_of(judged, cut, *numbers):
+    """The rows of these rounds at a cut, with the verdict of a rule."""
+    return [row for number in numbers for row in public.kept(number, judged) if row["cut"] == cut]
+
+
+def called(some):
+    return [row for row in some if row["verdict"] == public.USABLE]
+
+
+def medians(some):
+    return f"{of(some, 'sigmoid', np.median)} for {of(some, 'naive', np.median)}"
+
+
 def test_the_second_round_is_told_as_it_is():
     """The verdict, the intervals and the means, on the page, in the README and in the docs."""
     half, early = ([row for row in public.kept(2, **OLD) if row["cut"] == cut]
@@ -418,15 +436,7 @@ def test_the_fifth_round_is_told_as_it_is():
     page, docs = (" ".join((ROOT / name).read_text().split()) for name in
                   ("results/public/README.md", "docs/fit.md"))
 
-    def part(cut, *numbers):
-        return [row for number in numbers for row in public.kept(number, "_fifth")
-                if row["cut"] == cut]
-
-    def called(some):
-        return [row for row in some if row["verdict"] == public.USABLE]
-
-    def medians(some):
-        return f"{of(some, 'sigmoid', np.median)} for {of(some, 'naive', np.median)}"
+    part = partial(rows_of, "_fifth")
     alone, both, early = (called(part(*which)) for which in ((.5, 5), (.5, 4, 5), (.3, 4, 5)))
     assert (f"At the half {len(alone)} of 61 are called usable (fewer than eight, so no test of "
             f"this collection alone), {hold(alone).split()[0]} intervals hold, median error "
@@ -476,17 +486,9 @@ def test_the_sixth_round_is_told_as_it_is():
     page, docs = (" ".join((ROOT / name).read_text().split()) for name in
                   ("results/public/README.md", "docs/fit.md"))
 
-    def part(cut, judged="_sixth", numbers=(6,)):
-        return [row for number in numbers for row in public.kept(number, judged)
-                if row["cut"] == cut]
-
-    def called(some):
-        return [row for row in some if row["verdict"] == public.USABLE]
-
-    def medians(some):
-        return f"{of(some, 'sigmoid', np.median)} for {of(some, 'naive', np.median)}"
-    half, early = part(.5), part(.3)
-    usable, usable_early, old = called(half), called(early), called(part(.5, "_fifth"))
+    half, early = rows_of("_sixth", .5, 6), rows_of("_sixth", .3, 6)
+    usable, usable_early, old = (
+        called(some) for some in (half, early, rows_of("_fifth", .5, 6)))
     n, held = len(usable), hold(usable).split()[0]
     assert (f"At the half {n} of 57 are called usable, all {held} intervals hold (wanted: 85%), "
             f"median error {medians(usable)} of the last value (wanted: at most half)") in page
@@ -504,7 +506,7 @@ def test_the_sixth_round_is_told_as_it_is():
             f"four repositories all hold. None of the 9 evaluations of language models is called "
             f"usable. None of the {n} falls, though {fell:g} of the 57 do.") in page
     assert (len(of_one), kinds["evaluations"], sum(row["collapse"] for row in usable)) == (4, 0, 0)
-    every = called(part(.5, "_sixth", range(1, 7)))
+    every = called(rows_of("_sixth", .5, *range(1, 7)))
     lost = [row for row in every if not row["lo"] <= row["measured"] <= row["hi"]]
     assert (f"{len(every)} of 314 are usable, {hold(every).split()[0]} hold, median "
             f"{medians(every)}; {sum(row['collapse'] for row in lost):g} of the {len(lost)} that "
@@ -522,12 +524,9 @@ def test_the_sixth_round_is_told_as_it_is():
     assert mid_early <= mid_last_early                              # "all four bounds met"
     assert (f"tested on the sixth: {mean} and {mean_early} for {last} and {last_early}, medians "
             f"{mid} and {mid_early} for {mid_last} and {mid_last_early}, and") in docs
-    calm, calm_early = (hold([row for row in some if not row["collapse"]])
-                        for some in (half, early))
-    since, since_early = (hold([row for number, judged in ((3, "_third"), (4, ""), (5, ""), (6, ""))
-                                for row in public.kept(number, judged)
-                                if row["cut"] == cut and not row["collapse"]]) for cut in (.5, .3))
-    falls = [sum(row["collapse"] for row in part(cut, "", range(1, 7))) for cut in (0.5, 0.3)]
+    calm, calm_early = map(hold_without_a_fall, (half, early))
+    since, since_early = (hold_without_a_fall(rows_of("", cut, 3, 4, 5, 6)) for cut in (.5, .3))
+    falls = [sum(row["collapse"] for row in rows_of("", cut, *range(1, 7))) for cut in (0.5, 0.3)]
     assert (f"Without a fall {calm} hold (wanted: 85%); from 30% {calm_early}. Since they were "
             f"widened: {since}, and {since_early}. {falls[0]:g} of the 314 fell after the half, "
             f"{falls[1]:g} after 30%.") in page
@@ -554,24 +553,16 @@ def test_the_seventh_round_is_told_as_it_is():
             "results/public/README.md", "README.md", "docs/fit.md", "fit.py", "course/slides.md",
             "course/7_sigmoid.md"))
 
-    def part(cut, judged="", numbers=(7,)):
-        return [row for number in numbers for row in public.kept(number, judged)
-                if row["cut"] == cut]
-
-    def called(some):
-        return [row for row in some if row["verdict"] == public.USABLE]
-
-    def medians(some):
-        return f"{of(some, 'sigmoid', np.median)} for {of(some, 'naive', np.median)}"
-    half, early, where = part(.5), part(.3), public.sources_of(7)
+    half, early = rows_of("", .5, 7), rows_of("", .3, 7)
+    where = public.sources_of(7)
     usable, usable_early = called(half), called(early)
-    n, held, every = len(usable), hold(usable).split()[0], called(part(.5, "", range(1, 8)))
+    n, held, every = len(usable), hold(usable).split()[0], called(rows_of("", .5, *range(1, 8)))
     kinds = Counter(row["kind"] for row in half)
     assert (f"{kinds['evaluations']} evaluations and {kinds['training']} of training rewards, "
             f"{sum(row['step_0'] == 'yes' for row in half)} with step 0") in page
     assert len({row["repository"] for row in where.values()}) == 14 and set(kinds) == {
         "evaluations", "training"}
-    cut = called(part(.5, "_sixth"))
+    cut = called(rows_of("_sixth", .5, 7))
     assert (f"At the half {n} of 42 are called usable, {held} intervals hold (wanted: 85%), median "
             f"error {medians(usable)} of the last value (wanted: at most half). By the rule of the "
             f"sixth round {len(cut)} are, one of a fourth repository more, and "
@@ -614,11 +605,9 @@ def test_the_seventh_round_is_told_as_it_is():
             ) in page
     assert (f", and on the seventh: {mean} and {mean_early} for {last} and {last_early}, medians "
             f"{mid} and {mid_early} for {mid_last} and {mid_last_early}.") in docs
-    calm, calm_early = (hold([row for row in some if not row["collapse"]])
-                        for some in (half, early))
-    since, since_early = (hold([row for number in range(3, 8) for row in public.kept(
-        number, "_third" if number == 3 else "") if row["cut"] == cut and not row["collapse"]])
-        for cut in (.5, .3))
+    calm, calm_early = map(hold_without_a_fall, (half, early))
+    since, since_early = (
+        hold_without_a_fall(rows_of("", cut, *range(3, 8))) for cut in (.5, .3))
     falls = [sum(row["collapse"] for row in ALL if row["cut"] == cut) for cut in (0.5, 0.3)]
     assert (f"Without a fall {calm} hold (wanted: 85%); from 30% {calm_early}. Since they were "
             f"widened: {since}, and {since_early}. {falls[0]:g} of the 356 fell after the half, "
@@ -630,12 +619,11 @@ def test_the_seventh_round_is_told_as_it_is():
             f"error is {medians(usable)}; all are evaluations, but {first + second} are the sweeps "
             f"of two students, of one model on one data set. Without a fall {calm} intervals hold "
             f"there at the half, from 30% {calm_early}.") in docs
-    share, share_early = (f"{len(called(part(cut, '', range(1, 8)))) / 356:.0%}"
+    share, share_early = (f"{len(called(rows_of('', cut, *range(1, 8)))) / 356:.0%}"
                           for cut in (.5, .3))
     assert f"is said of {share} at the half and of {share_early} from 30%" in docs
     inside, all_of = map(int, since_early.split(" of "))
-    late = hold([row for number in (6, 7) for row in public.kept(number)
-                 if row["cut"] == .3 and not row["collapse"]]).split(" of ")
+    late = hold_without_a_fall(rows_of("", .3, 6, 7)).split(" of ")
     assert (f"(from 30% {100 * inside / all_of:.0f} of 100 hold, of the last {late[1]} only "
             f"{late[0]})") in docs
     assert (f"of 42 new curves it calls {n} usable at the half, {held} intervals hold, and the "
