@@ -37,7 +37,7 @@ POOLED = ("sigmoid", "stretched")         # nobody knows which is true: interval
 RHO_MAX = 0.8             # the largest autocorrelation of residuals that widens intervals
 NOISE = 0.002             # the least noise of one evaluation, however many answers it has
 LAW_ERROR = 0.5           # no law is exact: in `futures` the forecast rise is multiplied by 1 +- .5
-RUN_ERROR = 0.02          # no run is smooth: in `futures` the forecast is moved by 0 +- .02 (std)
+RUN_ERROR = 0.02          # no run is smooth: `futures` bends it by 0 +- .02 (std) a doubling of C
 
 
 class BadInput(ValueError):
@@ -316,15 +316,16 @@ class Fit:
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
         interval. Beyond the last fitted C each replicate is changed twice: its rise is multiplied
-        by its own draw from N(1, LAW_ERROR), and it is shifted by its own from N(0, RUN_ERROR).
-        Ours; both were chosen by coverage (results/forecast)."""
-        C = np.asarray(C, float)
+        by its own draw from N(1, LAW_ERROR), and its slope in log C is changed: by its own draw
+        from N(0, RUN_ERROR) for each doubling. Ours, chosen by coverage (results/forecast)."""
+        C, end = np.asarray(C, float), self.C[-1:]
         if self.no_interval:
             return np.empty((0, C.size))
-        now = self.paths(self.C[-1:])
+        ahead, now = np.maximum(C, end), self.paths(end)      # no error before the end
         of_law, of_run = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
-        errors = LAW_ERROR * of_law * (self.paths(C) - now) + RUN_ERROR * of_run
-        return np.clip(self.paths(C, noise) + np.where(C > self.C[-1], errors, 0), 0, 1)
+        rise, doublings = self.paths(ahead) - now, np.log2(ahead / end)
+        errors = LAW_ERROR * of_law * rise + RUN_ERROR * of_run * doublings
+        return np.clip(self.paths(C, noise) + errors, 0, 1)
 
     def predict(self, C):
         """(curve, low, high) at C, each of C's shape: this law; ends of the interval, or nan."""

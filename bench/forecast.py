@@ -10,9 +10,9 @@
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
 and the right samples of each held-out problem, a digit each. Printed are, for each group of runs
 and each cut, the mean absolute error for the last five evaluations and how many 90% intervals hold:
-of fit.py ("before": as they were until the third round), of the naive forecast (the last three
-fitted evaluations carried forward), of a line in log(compute), of fit.py with one earlier run
-(`--like`), of the model of single problems.
+of fit.py (intervals as they were from the third to the ninth round; "before": until then), of the
+naive forecast (the last three fitted evaluations carried forward), of a line in log(compute), of
+fit.py with one earlier run (`--like`), of the model of single problems.
 """
 import argparse
 import csv
@@ -25,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import public
-from bench.public import before
+from bench.public import before, moved
 from fit import LAST, BadInput, fit_curve, held_out, interval
 from fitting.forecast import judge, line_at
 from fitting.like import disagree, fit_like, learn
@@ -77,7 +77,7 @@ def read():
 def measure(run, C, R, right, k, cut, earlier, stranger):
     """The forecasts of one run at one cut -> {what: (error, low, high)}, and what else is told.
     earlier, stranger: (C, R) of a run of the same group and of another."""
-    early = fit_curve(C, R, c_max=cut * C[-1])
+    early = moved(fit_curve(C, R, c_max=cut * C[-1]))
     seen, told = C <= early.C[-1], held_out(C, R, early)
     ahead, measured = C[~seen][-LAST:], told["measured"]
     with before():
@@ -88,7 +88,7 @@ def measure(run, C, R, right, k, cut, earlier, stranger):
              "line": (cut_line(early, ahead).mean() - measured, np.nan, np.nan)}
     alarms = {}
     for name, other in (("like", earlier), ("like another", stranger)):
-        like = fit_like(early, learn([fit_curve(*other, bootstrap=0)]))
+        like = fit_like(early, learn([fit_curve(*other, bootstrap=0)]))     # a Moved, as early is
         with_it = held_out(C, R, like)
         found[name] = with_it["error"], with_it["lo"], with_it["hi"]
         with before():
@@ -110,8 +110,8 @@ def cut_line(fit, C):
 
 # ------------------------------------------------------------------ the third round: its choice
 def chosen_from(fit, C, law_error, run_error, every):
-    """The interval of `Fit.futures` with errors of these sizes; every so many-th replicate rises
-    beyond the data as the line in log C does (0: none)."""
+    """The interval of `Fit.futures` of then with errors of these sizes; every so many-th replicate
+    rises beyond the data as the line in log C does (0: none)."""
     now, paths = fit.paths(fit.C[-1:]), fit.paths(C)
     rise, noise = paths - now, fit.paths(C, noise=True) - paths
     if every:
@@ -185,7 +185,7 @@ def study(later=False):
             base = run.split("-")[0]
             row = dict(run=run, task=task, base=base, collapsed=fell[run], cut=cut)
             try:
-                early = fit_curve(C, R, c_max=cut * C[-1], answers=ANSWERS.get(base, 512))
+                early = moved(fit_curve(C, R, c_max=cut * C[-1], answers=ANSWERS.get(base, 512)))
             except BadInput:
                 yield row
                 continue

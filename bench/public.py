@@ -19,14 +19,16 @@ fitted; the mean of the last fifth of the curve (3 points at least) is to be for
 
 A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
 the curves on which all of them exist. Interval and verdict stand there as they are today, as they
-were before the third round, in which the first two were judged (lo_before, ...), and with today's
-intervals the verdicts of the third (verdict_third), of the fourth and fifth (verdict_fifth), and of
-the sixth (verdict_sixth).
+were before the third round, in which the first two were judged (lo_before, ...), as the interval
+was from the third to the seventh (lo_third, ...), and with that the verdicts of the third
+(verdict_third), of the fourth and fifth (verdict_fifth), of the sixth (verdict_sixth) and of the
+seventh (verdict_seventh). A verdict of then that is today's, too, is an empty cell.
 """
 import argparse
 import contextlib
 import csv
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -46,22 +48,21 @@ WAYS = (*FORECASTS, "followed")
 KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
 VERDICTS = (USABLE, RANGE, LAST_VALUE)
-ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
+ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 CLEAR = {"_before": 0.95, "_third": 0.95, "_fifth": 0.8}     # see draws_verdict
 BEFORE = {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}                # of fit.py, until the third round
-JUDGED = ("lo", "hi", "verdict")
 
 
 # ---------------------------------------------------------------------------------- 1. one curve
 def sources_of(*rounds):
-    """{run: its row of sources.csv} of these rounds of the collection, 1 to 7."""
+    """{run: its row of sources.csv} of these rounds of the collection, 1 to 8."""
     with open(HERE / "sources.csv", newline="") as file:
         return {row["run"]: row for row in csv.DictReader(file) if int(row["round"]) in rounds}
 
 
 def curves():
     """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of all rounds."""
-    sources = sources_of(*range(1, 8))
+    sources = sources_of(*range(1, 9))
     points = {run: [] for run in sources}
     with open(HERE / "curves.csv", newline="") as file:
         for row in csv.DictReader(file):
@@ -125,6 +126,24 @@ def cut_line_verdict(told):
     return RANGE if far or told["hi"] - told["lo"] > fitting.forecast.WIDEST else USABLE
 
 
+class Moved(law.Fit):
+    """A Fit with the interval of the third to the seventh round: whatever lies beyond the data was
+    moved by one draw from N(0, .02), however far it lies."""
+
+    def futures(self, C, noise=False):
+        C = np.asarray(C, float)
+        if self.no_interval:
+            return np.empty((0, C.size))
+        now = self.paths(self.C[-1:])
+        of_law, of_run = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
+        errors = law.LAW_ERROR * of_law * (self.paths(C) - now) + law.RUN_ERROR * of_run
+        return np.clip(self.paths(C, noise) + np.where(C > self.C[-1], errors, 0), 0, 1)
+
+
+def moved(fit):
+    return Moved(**{field.name: getattr(fit, field.name) for field in fields(fit)})
+
+
 @contextlib.contextmanager
 def before():
     """In here the intervals are those of before the third round."""
@@ -142,20 +161,23 @@ def forecast(x, y, cut):
     measured, end = y[-last:].mean(), x[-last:]
     row = dict(points=x.size, fitted=int(early.sum()), last=last, measured=measured,
                lo="", hi="", reason="", verdict=LAST_VALUE, lo_before="", hi_before="",
-               verdict_before=LAST_VALUE, verdict_third=LAST_VALUE, verdict_fifth=LAST_VALUE,
-               verdict_sixth=LAST_VALUE)
+               lo_third="", hi_third="", verdict_before="", verdict_third="", verdict_fifth="",
+               verdict_sixth="", verdict_seventh="")
 
     def sigmoid():
         fit = fit_curve(x, y, c_max=cut * x[-1])
+        then, now = moved(fit), judge(fit, end)
+        third = judge(then, end)
         with before():
-            earlier = judge(fit, end)
-            row["verdict_before"] = draws_verdict(fit, end, earlier, CLEAR["_before"])
-        now = judge(fit, end)
-        row["verdict"] = now["verdict"]
+            earlier = judge(then, end)
+            verdicts = {"_before": draws_verdict(then, end, earlier, CLEAR["_before"])}
         for when in ("_third", "_fifth"):
-            row["verdict" + when] = draws_verdict(fit, end, now, CLEAR[when])
-        row["verdict_sixth"] = cut_line_verdict(now)
-        for when, told in (("", now), ("_before", earlier)):
+            verdicts[when] = draws_verdict(then, end, third, CLEAR[when])
+        verdicts |= {"_sixth": cut_line_verdict(third), "_seventh": third["verdict"]}
+        row["verdict"] = now["verdict"]
+        row.update({"verdict" + when: verdict for when, verdict in verdicts.items()
+                    if verdict != now["verdict"]})
+        for when, told in (("", now), ("_third", third), ("_before", earlier)):
             if not fit.no_interval:
                 row.update({"lo" + when: told["lo"], "hi" + when: told["hi"]})
         row["reason"] = fit.no_interval and f"no interval: {fit.no_interval}"
@@ -245,18 +267,22 @@ def by_way(rows):
     return {name: [row for row in rows if way(row)] for name, way in ways.items()}
 
 
-def kept(number=1, judged=""):
+def kept(number=1, judged=None):
     """The rows of errors.csv of a round: numbers where there are numbers, "" for an empty cell.
-    judged: "_before", with interval and verdict of before the third round, "_third" to "_sixth"."""
-    text = ("run", "kind", "step_0", "reason", "verdict", "verdict_sixth",
+    judged: "_before", with interval and verdict of before the third round, "_third" to "_seventh",
+    "" with today's; None: as after the seventh round, and a later one with today's."""
+    text = ("run", "kind", "step_0", "reason", "verdict", "verdict_sixth", "verdict_seventh",
             *("verdict" + when for when in CLEAR))
+    judged = judged if judged is not None else "_seventh" if number <= 7 else ""
+    ends = judged if judged in ("", "_before") else "_third"
     sources = sources_of(number)
     with open(HERE / "errors.csv", newline="") as file:
         rows = [{name: cell if name in text or not cell else float(cell)
                  for name, cell in row.items()} for row in csv.DictReader(file)
                 if row["run"] in sources]
-    rows = [row | {name: row.get(name + judged, row[name]) for name in JUDGED} for row in rows]
     for row in rows:
+        row["verdict"] = row["verdict" + judged] or row["verdict"]
+        row |= {"lo": row["lo" + ends], "hi": row["hi" + ends]}
         three = sorted(row[way] for way in ("sigmoid", "naive", "line") if row[way] != "")
         row["middle"] = three[1] if len(three) == 3 else ""
         last = row["verdict"] == LAST_VALUE
@@ -274,7 +300,7 @@ def holding(rows):
             f"{width:.3f}"[1:])
 
 
-def called_usable(number, cut, judged=""):
+def called_usable(number, cut, judged=None):
     """-> the rows called usable, and the number of all rows."""
     rows = [row for row in kept(number, judged) if row["cut"] == cut]
     return [row for row in rows if row["verdict"] == USABLE], len(rows)
@@ -299,11 +325,11 @@ def wider_intervals():
 
 
 def usable_by_rule(old, new, parts):
-    """The table of the later rounds: by an older and a newer rule (of JUDGED, CLEAR), which are
+    """The table of the later rounds: by an older and a newer rule (as in `kept`), which are
     called usable, how many of their intervals hold, median errors of law and last value. parts:
     {name: numbers of rounds}"""
     names = {"_third": "third round", "_fifth": "fifth round", "_sixth": "sixth round",
-             "": "today"}
+             "_seventh": "seventh round"}
     told = ["| curves | cut " + "".join(f"| usable, {names[rule]} | hold | law | last value "
                                         for rule in (old, new)) + "|", "|---" + "|--:" * 9 + "|"]
     for name, numbers in parts.items():
@@ -360,9 +386,10 @@ def later_tables():
                 "the first five rounds": every, "the sixth round": (6,)}),
             forecasts_beside(SIXTH, "_sixth", {"the sixth round": (6,), "all six": (*every, 6)}),
             lines(by_way(kept(6, "_sixth"))),
-            usable_by_rule("_sixth", "", {
+            usable_by_rule("_sixth", "_seventh", {
                 "the first six rounds": (*every, 6), "the seventh round": (7,)}),
-            forecasts_beside(SIXTH, "", {"the seventh round": (7,), "all seven": range(1, 8)}),
+            forecasts_beside(SIXTH, "_seventh", {
+                "the seventh round": (7,), "all seven": range(1, 8)}),
             lines(by_way(kept(7)))]
 
 

@@ -6,6 +6,7 @@ paper's grid, and curves whose parameters are known because they were made from 
 import ast
 import csv
 import doctest
+import math
 import shutil
 import subprocess
 import sys
@@ -372,14 +373,19 @@ def noisy(law, B, n, seed, rho=0.0):
 
 def test_futures_are_those_of_two_laws_with_an_error_of_the_law_and_of_the_run(monkeypatch):
     """Replicates know the noise alone. By hand: both laws' curves, each rise times N(1, .5); then
-    what lies beyond the data moved by N(0, .02), each replicate as a whole."""
+    each replicate bent by its N(0, .02) a doubling of the compute beyond the data, which end at
+    2.5."""
     f = fit_curve(*noisy("sigmoid", 2, 12, 0), bootstrap=300)
-    both = f.futures([1.0, 2.5, 2.6, 2.7])
+    C = [1.0, 2.5, 3.0, 5.0, 7.5]
+    both = f.futures(C)
     monkeypatch.setattr(fit, "RUN_ERROR", 0.0)
-    moved = both - f.futures([1.0, 2.5, 2.6, 2.7])
-    assert not moved[:, :2].any()
-    np.testing.assert_allclose(moved[:, 2], moved[:, 3], atol=1e-12)
-    assert moved[:, 2].std() == pytest.approx(0.02, rel=0.1) and abs(moved[:, 2].mean()) < 0.004
+    without = f.futures(C)
+    moved, inside = both - without, (both < 1).all(1) & (without < 1).all(1)
+    assert not moved[:, :2].any() and inside.sum() > 500
+    for i, log_of_ratio in ((2, math.log(1.2)), (4, math.log(3))):
+        np.testing.assert_allclose(moved[inside, i], moved[inside, 3] * log_of_ratio / math.log(2),
+                                   atol=1e-12)
+    assert moved[:, 3].std() == pytest.approx(0.02, rel=0.1) and abs(moved[:, 3].mean()) < 0.004
     f = fit_curve(*noisy("sigmoid", 2, 12, 0), bootstrap=50)
     assert [each.law for each in f.pool] == ["sigmoid", "stretched"]
     own, other = (each.draws.T[:, :, None] for each in f.pool)
