@@ -46,7 +46,7 @@ def plot_runs(curves, fits, early=None, part="first part"):
     part, band, dashes and residuals are its prediction, and what it had not seen is hollow."""
     fig, ((top,), (low,)) = empty(8, 5.6, 2, 1, sharex=True, height_ratios=[3, 1])
     heights, several = [], len(curves) > 1
-    for curve, fit, color, marker in zip(curves, fits, 9 * COLORS, 9 * "o^sDv"):
+    for curve, fit, color, marker in zip(curves, fits, 9 * COLORS, 12 * "o^sD"):
         shown, trained, grey = early or fit, curve.C > 0, color if several else GREY
         seen = np.isin(curve.C, shown.C) & trained
         numbers = ", ".join(f"{name} {with_interval(shown, name)}" for name in FORMS)
@@ -71,7 +71,8 @@ def plot_runs(curves, fits, early=None, part="first part"):
                 low.plot(curve.C[group], curve.R[group] - shown.curve(curve.C[group]), **dots)
     low.axhline(0, color=GREY, linewidth=0.8)
     floor, height = min(heights), max(np.ptp(heights), 0.02)
-    top.set(ylim=(floor - 0.1 * height, floor + 1.08 * height), ylabel=curve.y, xscale="log")
+    top.set(ylim=(floor - 0.1 * height, floor + 1.08 * height), xscale="log",
+            ylabel=" / ".join(dict.fromkeys(each.y for each in curves)))
     low.set(xlabel=f"{curve.x}, log scale", ylabel="residual")
     log_axis(low.xaxis)
     runs = [line for line in top.get_lines() if ": A " in line.get_label()] or None     # or all

@@ -56,7 +56,8 @@ def verdict_line(told, where):
     first = with_ends(told["law"], told["lo"], told["hi"])
     other = f"the last value is {told['naive']:.3f}"
     if told["verdict"] != USABLE:
-        first, other = f"{told['value']:.3f} (middle of three)", f"the curve says {first}, {other}"
+        first, other = (f"expect {told['value']:.3f} (middle of three)",
+                        f"the curve says {first}, {other}")
     link = "but" if told["verdict"] == USABLE else "because"
     return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}, the line in log C "
             f"{told['line']:.3f}" + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))

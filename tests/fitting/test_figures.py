@@ -1,6 +1,7 @@
 """What the pictures of fit.py claim: they show what was fitted and touch nothing else."""
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,9 +95,10 @@ def test_the_picture_is_of_the_fit_that_is_judged_and_claims_no_interval_where_t
 
 
 def test_several_runs_are_drawn_together_where_out_names_a_file(tmp_path, capsys):
-    """The paper's figures compare recipes. Each has a color and a marker, and one legend entry."""
+    """The paper's figures compare recipes. Each has a color and a marker of its own, more than
+    there are colors, too, and one legend entry; two columns both name the axis."""
     runs = [str(write_run(tmp_path / name, *made(c_mid))) for name, c_mid in
-            (("a", 2000), ("b", 4000), ("c", 6000))]
+            zip("abcdefg", range(2000, 9000, 1000))]
     assert main([*runs, "--bootstrap", "20"]) == 0 and not [*tmp_path.rglob("*.png")]
     assert main([*runs, "--bootstrap", "20", "--out", str(tmp_path / "all.png")]) == 0
     assert (tmp_path / "all.png").stat().st_size > 5000
@@ -105,9 +107,13 @@ def test_several_runs_are_drawn_together_where_out_names_a_file(tmp_path, capsys
     fits = [fit_curve(curve.C, curve.R, bootstrap=20) for curve in curves]
     figure = figures.plot_runs(curves, fits)
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert [text.partition(": A 0.")[0] for text in texts] == [*"abc"]
+    assert [text.partition(": A 0.")[0] for text in texts] == [*"abcdefg"]
     dots = [line for line in figure.axes[0].get_lines() if line.get_label() in texts]
-    assert len({(dot.get_color(), dot.get_marker()) for dot in dots}) == 3
+    assert len({(dot.get_color(), dot.get_marker()) for dot in dots}) == 7
+    assert figure.axes[0].get_ylabel() == curves[0].y
+    other = replace(curves[1], y="eval/other")
+    both = figures.plot_runs([curves[0], other], fits[:2]).axes[0].get_ylabel()
+    assert both == f"{curves[0].y} / eval/other"
     for curve, dot in zip(curves, dots):
         assert dot.get_ydata().tolist() == curve.R[1:].tolist()
 

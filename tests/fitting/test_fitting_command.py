@@ -168,7 +168,7 @@ def test_with_until_what_is_told_of_the_whole_run_says_so_and_the_forecast_has_i
     assert main([str(run), "--until", "0.5", "--predict", "1e5", "--out", "none"]) == 0
     said = capsys.readouterr().out
     assert "\nof the whole run: at compute 1e+05 " in said
-    value = float(re.search(r"value: (\S+) \(middle of three\)", said)[1])
+    value = float(re.search(r"value: expect (\S+) \(middle of three\)", said)[1])
     error = float(re.search(rf"the middle of three, {value:.3f}: error (\S+)", said)[1])
     assert error == pytest.approx(value - R[-5:].mean(), abs=2e-3)
 
