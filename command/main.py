@@ -31,6 +31,7 @@ def main(argv=None, make_trainer=Trainer):
                 print(*write_report(flags.report), sep="\n")
             return 0
         if flags.dry_run:
+            check_files(config)
             print(settings.to_toml(config))
             launch.describe(config, argv, flags.serve_only)
             return 0

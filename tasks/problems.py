@@ -9,12 +9,13 @@ import sys
 import warnings
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from tqdm import tqdm
 
 from config import Config, ConfigError
 from tasks.sandbox import SandboxError, which_walls
-from tasks.sources import Problem, load_pool, own_problems, question_hash
+from tasks.sources import FILES, Problem, load_pool, own_problems, question_hash
 from tasks.verifier import TaskError
 
 
@@ -174,10 +175,12 @@ class Problems:
 
 
 def check_files(config):
-    """Before a model is loaded: run the Python files that the tasks name. Raises TaskError."""
+    """Before a model is loaded: look for the tasks' files, run Python ones. Raises TaskError."""
     for part in parts_of(f"{config.task}+{config.eval_tasks}"):
         if part.endswith(".py"):
             own_problems(part)
+        elif part.endswith(FILES) and not Path(part).exists():
+            raise TaskError(f"task {part!r} cannot be read: there is no such file")
 
 
 def load_problems(config, tokenizer, verifier, kept=None):

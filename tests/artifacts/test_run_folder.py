@@ -18,6 +18,7 @@ from artifacts import checkpoint, run_folder
 from artifacts.resume import problems_hash
 from artifacts.run_folder import Progress, RunFolder
 from artifacts.settings import LAUNCHED, make_config, read_toml
+from command.main import main
 from config import Config, ConfigError
 from tasks.problems import load_splits
 from tasks.sources import make_problem
@@ -131,6 +132,18 @@ def test_a_run_that_starts_over_is_kept_under_another_name(make, capsys):
         assert make_config(read_toml(old / "config.toml")).lr == time / 8
         assert checkpoint.read_state(old / "checkpoints" / "step_2")["step"] == 2
         assert not RunFolder(folder.config).begun
+
+
+def test_a_run_is_not_set_aside_for_a_task_whose_file_is_missing(make, capsys):
+    """A typo in the new command moved the finished run away, and then refused."""
+    folder = make()
+    logged(folder, range(3))
+    folder.close()
+    words = ["--model", "m", "--name", "r", "--fresh", "--task"]
+    for task in ("nowhere.jsonl", "nowhere.py", "toy+nowhere.csv"):
+        assert main([*words, task]) == 2
+        assert "nowhere" in capsys.readouterr().err
+        assert RunFolder(folder.config).begun and [*Path("runs").iterdir()] == [folder.path]
 
 
 def test_servers_that_run_keep_the_file_of_their_addresses_when_the_run_starts_over(make):

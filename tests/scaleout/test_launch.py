@@ -107,6 +107,9 @@ def test_a_dry_run_refuses_what_the_run_would(eight, tmp_path, monkeypatch, caps
     assert main([*command, "--think-max", "41000"]) == 2
     assert re.search(r"think_max = 41000: .* may take \d+ tokens, the model has 40960: lower "
                      r"think_max or answer_tokens by \d+$", capsys.readouterr().err.strip())
+    assert main([*command, "--task", "nowhere.jsonl"]) == 2
+    assert capsys.readouterr().err == ("scalerl.py: task 'nowhere.jsonl' cannot be read: there is "
+                                       "no such file\n")
 
 
 def test_a_model_that_the_trainer_would_refuse_is_refused_before_anything_starts(eight, tmp_path):
