@@ -69,7 +69,7 @@ held-out: $(VENV)/base
 public: $(VENV)/base
 	OMP_NUM_THREADS=1 $(PY) bench/public.py
 
-# One thread: so the run is the same to the last digit (docs/metrics.md).
+# One thread: so the run is the same to the last digit (results/demo/README.md).
 timeline: $(VENV)/base models/toy/config.json
 	test -n "$(RUN)" -o -e runs/demo/done || OMP_NUM_THREADS=1 $(PY) scalerl.py \
 		--config configs/demo.toml --name demo
