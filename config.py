@@ -11,8 +11,6 @@ verifier's settings are not published; configs/scalerl.toml comes closest to its
 Lag is explained below, at `off_policy`. The advantage of a sample: how much better it is than its
 prompt's mean. The ratio of a token, π/μ: its probability now over that when it was drawn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -240,10 +240,10 @@ def test_reading_settings_takes_no_library_that_is_slow_to_import():
 def test_each_number_among_the_settings_has_a_rule_and_nan_is_refused():
     """A new one that nobody has written into artifacts/settings.py would train with -1, or with
     nan."""
-    numbers = [f for f in dataclasses.fields(Config) if f.type in ("int", "float")]
+    numbers = [f for f in dataclasses.fields(Config) if f.type in (int, float)]
     assert len(numbers) > 25
     for field in numbers:
-        for wrong in (-2, float("nan"))[:1 if field.type == "int" else 2]:
+        for wrong in (-2, float("nan"))[:1 if field.type is int else 2]:
             config = dataclasses.replace(Config(model="m", name="n"), **{field.name: wrong})
             with pytest.raises(ConfigError, match=field.name):
                 check(config)
