@@ -131,12 +131,11 @@ class TransformersSampler:
         self.model, self.tokenizer, self.interruption = model, tokenizer, interruption
         self.head = model.get_output_embeddings().weight                        # (V, hidden)
         self.temperature, self.head_fp32, self.version = temperature, head_fp32, version
-        device, longest = self.head.device, interruption.longest
-        self.device, self.prompt_tokens = device, prompt_tokens
-        self.random = torch.Generator(device).manual_seed(seed)
+        self.device, longest = self.head.device, interruption.longest
+        self.random = torch.Generator(self.device).manual_seed(seed)
         self.eos_ids = set(eos_ids)
-        self.ends = torch.tensor(sorted(eos_ids), device=device)        # eos_ids, as a tensor
-        self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=device)
+        self.ends = torch.tensor(sorted(eos_ids), device=self.device)        # eos_ids, as a tensor
+        self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=self.device)
         self.decoded = Counter()            # "steps", "sequences": for log(); "clock": all steps
         self.waiting: deque[Request] = deque()          # groups that wait for slots: in evaluations
         self.running: list[Request] = []                # the request of the sequence in each slot
@@ -145,7 +144,7 @@ class TransformersSampler:
 
         # What a slot remembers about its sequence: one row of each of these tensors.
         def zeros(*shape, dtype=torch.long):
-            return torch.zeros(shape, dtype=dtype, device=device)
+            return torch.zeros(shape, dtype=dtype, device=self.device)
         self.rows = SimpleNamespace(
             last=zeros(slots),                  # the newest token, not yet in the cache
             count=zeros(slots),                 # output tokens so far
