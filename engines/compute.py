@@ -39,9 +39,8 @@ class ModelFlops:
                       for name, p in part.named_parameters() if p is head.weight or p not in tables}
         for parameter, name in parameters.items():
             # transformers keeps the experts of a layer in one tensor; its first axis counts them.
-            experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 1
-            active = experts_met(config) or 1
-            weights += parameter.numel() * (active / experts if experts > 1 else 1)
+            experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 0
+            weights += parameter.numel() * ((experts_met(config) or 1) / experts if experts else 1)
         # Layers of each (FLOPs for a token and a token it attends to, window).
         self.attention, states = Counter(), 0
         if is_packed(model):
