@@ -25,6 +25,13 @@ def ceiling_doubt(fit):
     return ""
 
 
+def clearly_apart(a, b):
+    """Do the ceilings differ by more than 0.02 in 90% of the replicates of both laws together?"""
+    ours, theirs = (np.concatenate([each.draws[:, 0] for each in fit.pool]) for fit in (a, b))
+    low, high = interval(ours[:len(theirs)] - theirs[:len(ours)])
+    return low > NEAR or high < -NEAR
+
+
 def compare_lines(curves, fits, refits):
     """Ceilings against the first run's; then, if all are known and the same, steepness with the
     mean A, as B means little without A. fits: {label: Fit}; refits: {label: fit_curve as asked}"""
@@ -32,7 +39,8 @@ def compare_lines(curves, fits, refits):
     doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
     yield f"ceilings, {A.mean():.3f} in the mean:"
     for label, fit in list(fits.items())[1:]:
-        rule = ("undetermined" if {label, base} & doubts.keys() else
+        rule = ("differ" if clearly_apart(fit, fits[base]) else
+                "undetermined" if {label, base} & doubts.keys() else
                 "same" if abs(fit.A - fits[base].A) <= NEAR else "differ")
         yield (f"  A({label}) - A({base}) = {difference('A', fit, fits[base])}: {rule} by the "
                f"paper's {SAME_A}")

@@ -44,3 +44,15 @@ def test_a_ceiling_that_is_not_known_is_not_compared():
     assert "the stretched law fits as well" in compare.ceiling_doubt(replace(f, rivals=near))
     near["stretched"]["delta_aic"] = 5.0                             # it does not fit as well
     assert compare.ceiling_doubt(replace(f, rivals=near)) == ""
+
+
+def test_a_clear_difference_is_told_though_a_ceiling_is_known_only_roughly():
+    """.61 against about .91, [.83, 1]: one interval wider than .1 made all undetermined. It is the
+    interval of the difference that says so, by both laws; the other way round, too."""
+    low, rough = made(seed=1), made(end=5000, n=20, sd=0.02, seed=2, A=0.95)
+    for runs in (dict(low=low, rough=rough), dict(rough=rough, low=low)):
+        told = compared(**runs)
+        assert "A(rough) is not determined: its interval is" in told
+        assert ": differ by the paper's" in told and "B is not compared" in told
+    one, other = (fit_curve(*run, bootstrap=0) for run in (low, rough))
+    assert not compare.clearly_apart(one, other)             # no replicates, nothing clear
