@@ -7,12 +7,17 @@ from fitting.figures import FORMS, span, with_interval
 NEAR = SAME_A + 1e-9        # .61 - .59 is above .02 in floating point
 
 
+def apart(name, a, b, laws=1):
+    """The interval of a - b in parameter `name` ("A", "B"), nan if either has no replicates.
+    It does not know how much seeds of one recipe differ: there take the paper's 0.02."""
+    ours, theirs = (np.concatenate([each.draws[:, THETA.index(name)] for each in fit.pool[:laws]])
+                    for fit in (a, b))
+    return interval(ours[:len(theirs)] - theirs[:len(ours)])
+
+
 def difference(name, a, b):
-    """a - b in parameter `name` ("A", "B") with its interval, as text; either may have no draws.
-    The bootstrap does not know how much seeds of one recipe differ: there take the paper's 0.02."""
-    ours, theirs = (fit.pool[0].draws[:, THETA.index(name)] for fit in (a, b))
-    ends, form = interval(ours[:len(theirs)] - theirs[:len(ours)]), f"+{FORMS[name]}"
-    return f"{getattr(a, name) - getattr(b, name):{form}} {span(*ends, form)}"
+    form = f"+{FORMS[name]}"
+    return f"{getattr(a, name) - getattr(b, name):{form}} {span(*apart(name, a, b), form)}"
 
 
 def ceiling_doubt(fit):
@@ -25,13 +30,6 @@ def ceiling_doubt(fit):
     return ""
 
 
-def clearly_apart(a, b):
-    """Do the ceilings differ by more than 0.02 in 90% of the replicates of both laws together?"""
-    ours, theirs = (np.concatenate([each.draws[:, 0] for each in fit.pool]) for fit in (a, b))
-    low, high = interval(ours[:len(theirs)] - theirs[:len(ours)])
-    return low > NEAR or high < -NEAR
-
-
 def compare_lines(curves, fits, refits):
     """Ceilings against the first run's; then, if all are known and the same, steepness with the
     mean A, as B means little without A. fits: {label: Fit}; refits: {label: fit_curve as asked}"""
@@ -39,7 +37,8 @@ def compare_lines(curves, fits, refits):
     doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
     yield f"ceilings, {A.mean():.3f} in the mean:"
     for label, fit in list(fits.items())[1:]:
-        rule = ("differ" if clearly_apart(fit, fits[base]) else
+        low, high = apart("A", fit, fits[base], laws=2)
+        rule = ("differ" if low > NEAR or high < -NEAR else
                 "undetermined" if {label, base} & doubts.keys() else
                 "same" if abs(fit.A - fits[base].A) <= NEAR else "differ")
         yield (f"  A({label}) - A({base}) = {difference('A', fit, fits[base])}: {rule} by the "
