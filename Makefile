@@ -9,7 +9,7 @@
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
-# make public    257 published curves of others: how good is fit.py's forecast there
+# make public    356 published curves of others: how good is fit.py's forecast there
 # make study     the paper's findings, looked for on a laptop: the runs that are missing (hours)
 # make record    seconds to .80 of fresh toys, beside the record's (results/baselines)
 # make study-figures  the tables and figures of results/study, from the kept logs
@@ -130,7 +130,7 @@ grade-all: $(VENV)/test
 	$(PY) -m course.batch "$(or $(DIR),$(error DIR=FOLDER))" --out "$(or $(OUT),graded)" $(if $(PLANS),--plans "$(PLANS)") $(if $(EX),--only $(EX)) \
 		$(if $(filter command line environment,$(origin SEED)),--seed $(SEED))
 
-# Faults by the hundred (docs/reliability.md): one process, two servers and two ranks, a fleet on
+# Faults by the hundred (results/chaos/README.md): one process, two servers and two ranks, a fleet on
 # paper. Linux; root for full disks and cut networks. About three hours.
 chaos: $(VENV)/test $(VENV)/vllm
 	$(PY) bench/chaos.py --steps 6000 --every 8 --out results/chaos

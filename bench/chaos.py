@@ -409,7 +409,8 @@ def trained_once(run):
 
 
 def lost(rows):
-    """Seconds in which a fault was at work: from each to the first new step, overlaps once."""
+    """Seconds in which a fault was at work: from each to the first new step, overlaps
+    counted once."""
     end = seconds = 0.0
     for row in sorted(rows, key=lambda row: row["at_s"]):
         start, stop = row["at_s"], row["at_s"] + (row["lost_s"] or 0)
@@ -574,7 +575,7 @@ def told(result):
     for name, (at, slope, half) in result["growth"].items():
         yield f"  {name:12} {at:10.3f} {slope:+9.4f} +- {half:.4f}"
     if "faults" in result:
-        yield (f"with {result['faults']} faults, one each "
+        yield (f"with {result['faults']} faults, one every "
                f"{result['storm_s'] / max(1, result['faults']):.0f} s, {result['storm_s']:.0f} s: "
                f"effective time {result['calm_s'] / result['storm_s']:.2f}; the command ended with "
                + ", ".join(f"{status} ({n} times)" for status, n in result["statuses"].items()))
@@ -582,8 +583,9 @@ def told(result):
                f"{result['missing']} of their samples missing, {result['asked_again']} samples "
                "asked again")
     if "lost_s" in result:
-        yield (f"{result['lost_s']:.0f} s from a fault to the next new step, overlaps once: "
-               f"{1 - result['lost_s'] / result['storm_s']:.2f} of the time was free of faults")
+        yield (f"{result['lost_s']:.0f} s from a fault to the next new step, overlaps counted "
+               f"once: {1 - result['lost_s'] / result['storm_s']:.2f} of the time was free of "
+               "faults")
     if "curves" in result:
         calm, stormed = (np.array_split(rates, min(4, len(rates))) for rates in result["curves"])
         yield ("pass rate, means of quarters: without faults "
@@ -598,7 +600,7 @@ def told(result):
 
 
 def kept(folder):
-    """The same lines of the results in a folder: docs/reliability.md has them."""
+    """The same lines of the results in a folder: results/chaos/README.md has them."""
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text())
         yield f"`{result['command']}`:"

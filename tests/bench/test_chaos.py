@@ -67,10 +67,17 @@ def test_growth_is_seen_and_noise_is_none(tmp_path):
     assert found["descriptors"][1:] == (0, 0) and set(found) == set(chaos.MEASURES)
 
 
-def test_the_figures_of_the_page_are_those_of_the_kept_faults(capsys):
-    """And the fleet's those of the closed form."""
-    page = (ROOT / "docs" / "reliability.md").read_text()
-    assert "\n".join(chaos.kept(ROOT / "results" / "chaos")) in page
+def test_the_figures_of_the_pages_are_those_of_the_kept_faults(capsys):
+    """The record has all lines, docs/reliability.md a row for each run; the fleet's are those of
+    the closed form."""
+    folder, page = ROOT / "results" / "chaos", (ROOT / "docs" / "reliability.md").read_text()
+    assert "\n".join(chaos.kept(folder)) in (folder / "README.md").read_text()
+    kept = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    stormed = [result for result in kept if "faults" in result]
+    assert len(stormed) == 6
+    for result in stormed:
+        every, share = (result["storm_s"] / result["faults"], result["calm_s"] / result["storm_s"])
+        assert f"| {result['faults']} | {every:.0f} s | {share:.2f} |" in page, result["command"]
     simulate.fleet([8, 64, 1024, 10_000], simulate.Faults())
     assert capsys.readouterr().out in page
 
