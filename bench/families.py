@@ -1,4 +1,4 @@
-"""Which families of transformers' causal LMs are computed rightly here?   (docs/models.md)
+"""Which families of transformers' causal LMs are computed rightly here?   (results/families.md)
 
     python bench/families.py                       all of them, half a minute on a core
     python bench/families.py llama gemma2          some

@@ -1,5 +1,5 @@
 """The families of transformers, as tiny random models: what is accepted is right. A third of them
-each day; EVERY=1: all, as bench/families.py has them in the table of docs/models.md."""
+each day; EVERY=1: all, as bench/families.py has them in results/families.md."""
 
 import copy
 import sys
@@ -112,7 +112,7 @@ def test_settings_of_published_checkpoints_are_packed_or_not(name, monkeypatch):
 def test_of_qwen3_5_the_cache_is_no_farther_from_float64_than_a_whole_pass(draw, monkeypatch):
     """Its chunks of 64 tokens round more than its decoding: neither is another model. The oracle
     computes in float64 what transformers casts to float32 as well. Fixed draws: the figures of
-    thirty are in docs/models.md."""
+    thirty are in results/families.md."""
     monkeypatch.setitem(families.ALSO, *PUBLISHED["Qwen3.5-0.8B"][:2])
     torch.manual_seed(draw)
     model, _ = families.build("qwen3_5")
