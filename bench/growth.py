@@ -1,4 +1,4 @@
-"""How the cost of each part grows with its work: the exponents of docs/speed.md.
+"""How the cost of each part grows with its work: the exponents of results/speed_cpu.md.
 
     python bench/growth.py                  # a minute or two on an idle core
     python bench/growth.py --only push      # the rows with this word
