@@ -262,6 +262,9 @@ def rows_of(judged, cut, *numbers):
     return [row for number in numbers for row in public.kept(number, judged) if row["cut"] == cut]
 
 
+then = partial(rows_of, "_seventh")        # as the third to the seventh round were
+
+
 def called(some):
     return [row for row in some if row["verdict"] == public.USABLE]
 
@@ -401,9 +404,7 @@ def test_the_fifth_round_is_told_as_it_is():
             f"{medians(early)}.") in page
     calm, calm_early = (hold([row for row in part(cut, 5) if not row["collapse"]])
                         for cut in (.5, .3))
-    since, since_early = (hold([row for number, judged in ((3, "_third"), (4, "_seventh"), (5, "_seventh"))
-                                for row in public.kept(number, judged)
-                                if row["cut"] == cut and not row["collapse"]]) for cut in (.5, .3))
+    since, since_early = (hold_without_a_fall(then(cut, 3, 4, 5)) for cut in (.5, .3))
     assert (f"Without a fall {calm} hold (wanted: 85%); from 30% {calm_early}. With the third and "
             f"the fourth round: {since}, and {since_early}.") in page
     half, third = ([row for row in part(cut, 5) if row["sigmoid"] != ""] for cut in (.5, .3))
@@ -471,8 +472,8 @@ def test_the_sixth_round_is_told_as_it_is():
     assert mean <= last and mid <= mid_last and mean_early <= last_early
     assert mid_early <= mid_last_early                              # "all four bounds met"
     calm, calm_early = map(hold_without_a_fall, (half, early))
-    since, since_early = (hold_without_a_fall(rows_of("_seventh", cut, 3, 4, 5, 6)) for cut in (.5, .3))
-    falls = [sum(row["collapse"] for row in rows_of("_seventh", cut, *range(1, 7))) for cut in (0.5, 0.3)]
+    since, since_early = (hold_without_a_fall(then(cut, 3, 4, 5, 6)) for cut in (.5, .3))
+    falls = [sum(row["collapse"] for row in then(cut, *range(1, 7))) for cut in (0.5, 0.3)]
     assert (f"Without a fall {calm} hold (wanted: 85%); from 30% {calm_early}. Since they were "
             f"widened: {since}, and {since_early}. {falls[0]:g} of the 314 fell after the half, "
             f"{falls[1]:g} after 30%.") in page
@@ -491,10 +492,10 @@ def test_the_sixth_round_is_told_as_it_is():
 def test_the_seventh_round_is_told_as_it_is():
     """The verdict on language models, and that most of them are two sweeps."""
     page = " ".join((PUBLIC / "README.md").read_text().split())
-    half, early = rows_of("_seventh", .5, 7), rows_of("_seventh", .3, 7)
+    half, early = then(.5, 7), then(.3, 7)
     where = public.sources_of(7)
     usable, usable_early = called(half), called(early)
-    n, held, every = len(usable), hold(usable).split()[0], called(rows_of("_seventh", .5, *range(1, 8)))
+    n, held, every = len(usable), hold(usable).split()[0], called(then(.5, *range(1, 8)))
     kinds = Counter(row["kind"] for row in half)
     assert (f"{kinds['evaluations']} evaluations and {kinds['training']} of training rewards, "
             f"{sum(row['step_0'] == 'yes' for row in half)} with step 0") in page
@@ -543,7 +544,7 @@ def test_the_seventh_round_is_told_as_it_is():
             ) in page
     calm, calm_early = map(hold_without_a_fall, (half, early))
     since, since_early = (
-        hold_without_a_fall(rows_of("_seventh", cut, *range(3, 8))) for cut in (.5, .3))
+        hold_without_a_fall(then(cut, *range(3, 8))) for cut in (.5, .3))
     falls = [sum(row["collapse"] for row in ALL if row["cut"] == cut) for cut in (0.5, 0.3)]
     assert (f"Without a fall {calm} hold (wanted: 85%); from 30% {calm_early}. Since they were "
             f"widened: {since}, and {since_early}. {falls[0]:g} of the 356 fell after the half, "

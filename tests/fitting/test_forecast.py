@@ -100,8 +100,8 @@ def test_where_a_run_falls_the_forecast_is_the_last_value(monkeypatch):
     R[-10:] -= 0.15
     told = judge(fit_curve(C, R, bootstrap=60), np.full(5, 32_000.0))
     assert told["value"] == told["naive"] == R[-3:].mean() != told["law"]
-    assert re.fullmatch(rf"{forecast.LAST_VALUE}: expect {R[-3:].mean():.3f} .middle of three. at 32000, "
-                        rf".*; the curve says {told['law']:.3f} \[.*\], the last value is "
+    assert re.fullmatch(rf"{forecast.LAST_VALUE}: expect {R[-3:].mean():.3f} .middle of three. at "
+                        rf"32000, .*; the curve says {told['law']:.3f} \[.*\], the last value is "
                         rf"{told['naive']:.3f}, the line in log C .*",
                         forecast.verdict_line(told, "at 32000").splitlines()[0])
     for low, where in ((0.2, " [.20, .90]"), (0.6, "")):        # the law's interval leaves it out
