@@ -72,8 +72,6 @@ def check_packed(model):
 def prepare(model):
     """Have `model` (a transformers causal LM, fp32) computed in packed rows, or by its own forward
     pass, in place and without dropout. Returns it. Raises ValueError: either would be wrong."""
-    if is_packed(model) or hasattr(model, "slow_because"):
-        return model
     # vLLM computes some families (OLMo 2, SmolLM3, ...) by transformers' class, whose __call__ it
     # replaces: in one process, that of our instance as well, which then asks for this.
     model.base_model.do_not_compile = True

@@ -156,7 +156,7 @@ def test_models_of_full_attention_are_packed_and_no_random_number_is_drawn(famil
     model.train()
     weights = [parameter.clone() for parameter in model.parameters()]
     state = torch.get_rng_state()
-    assert accept.prepare(accept.prepare(model)) is model       # twice is once
+    assert accept.prepare(model) is model
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module.training for module in model.modules())
     assert all(map(torch.equal, weights, model.parameters()))
