@@ -373,6 +373,20 @@ def forecasts_beside(names, judged, parts):
     return "\n".join(told)
 
 
+def error_by_distance():
+    """The table of the eighth round: without a fall, what holds and how wide it is, with the error
+    of the run that the third to the seventh round had, and with today's."""
+    told = ["| curves | cut | hold, until the seventh round | width | hold, today | width |",
+            "|---" + "|--:" * 5 + "|"]
+    for name, numbers in (("the first seven rounds", range(1, 8)), ("the eighth round", (8,))):
+        for cut in CUTS[::-1]:
+            cells = [cell for judged in ("_seventh", "") for cell in holding(
+                [row for number in numbers for row in kept(number, judged)
+                 if row["cut"] == cut and not row["collapse"]])]
+            told.append(f"| {name} | {cut:g} | ".replace("| 0.", "| .") + " | ".join(cells) + " |")
+    return "\n".join(told)
+
+
 def later_tables():
     """Those of the pages of the fourth round and later ones."""
     first, every = {"the first three rounds": (1, 2, 3)}, (1, 2, 3, 4, 5)
@@ -390,7 +404,10 @@ def later_tables():
                 "the first six rounds": (*every, 6), "the seventh round": (7,)}),
             forecasts_beside(SIXTH, "_seventh", {
                 "the seventh round": (7,), "all seven": range(1, 8)}),
-            lines(by_way(kept(7)))]
+            lines(by_way(kept(7))),
+            error_by_distance(),
+            forecasts_beside(SIXTH, "", {"the eighth round": (8,), "all eight": range(1, 9)}),
+            lines(by_way(kept(8)))]
 
 
 def main():

@@ -2,7 +2,7 @@
 import numpy as np
 
 from fit import RIVAL, SAME_A, THETA, interval
-from fitting.figures import FORMS, span, with_interval
+from fitting.figures import span, with_interval
 
 NEAR = SAME_A + 1e-9        # .61 - .59 is above .02 in floating point
 
@@ -13,11 +13,6 @@ def apart(name, a, b, laws=1):
     ours, theirs = (np.concatenate([each.draws[:, THETA.index(name)] for each in fit.pool[:laws]])
                     for fit in (a, b))
     return interval(ours[:len(theirs)] - theirs[:len(ours)])
-
-
-def difference(name, a, b):
-    form = f"+{FORMS[name]}"
-    return f"{getattr(a, name) - getattr(b, name):{form}} {span(*apart(name, a, b), form)}"
 
 
 def ceiling_doubt(fit):
@@ -33,16 +28,17 @@ def ceiling_doubt(fit):
 def compare_lines(curves, fits, refits):
     """Ceilings against the first run's; then, if all are known and the same, steepness with the
     mean A, as B means little without A. fits: {label: Fit}; refits: {label: fit_curve as asked}"""
-    base, A = next(iter(fits)), np.array([fit.A for fit in fits.values()])
+    (base, first), *others = fits.items()
+    A = np.array([fit.A for fit in fits.values()])
     doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
     yield f"ceilings, {A.mean():.3f} in the mean:"
-    for label, fit in list(fits.items())[1:]:
-        low, high = apart("A", fit, fits[base], laws=2)
+    for label, fit in others:
+        low, high = apart("A", fit, first, laws=2)
         rule = ("differ" if low > NEAR or high < -NEAR else
                 "undetermined" if {label, base} & doubts.keys() else
-                "same" if abs(fit.A - fits[base].A) <= NEAR else "differ")
-        yield (f"  A({label}) - A({base}) = {difference('A', fit, fits[base])}: {rule} by the "
-               f"paper's {SAME_A}")
+                "same" if abs(fit.A - first.A) <= NEAR else "differ")
+        yield (f"  A({label}) - A({base}) = {fit.A - first.A:+.3f} "
+               f"{span(*apart('A', fit, first), '+.3f')}: {rule} by the paper's {SAME_A}")
     yield from (f"  A({label}) is not determined: {doubt}" for label, doubt in doubts.items())
     if doubts or np.ptp(A) > NEAR:
         yield f"B is not compared: {'a ceiling is not determined' if doubts else 'ceilings differ'}"
@@ -51,5 +47,6 @@ def compare_lines(curves, fits, refits):
     shared = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
               for curve in curves}
     for label, fit in shared.items():
-        yield f"  B({label}) = {with_interval(fit, 'B')}" + (
-            f"; {difference('B', fit, shared[base])} against {base}" if label != base else "")
+        against = (f"; {fit.B - shared[base].B:+.2f} {span(*apart('B', fit, shared[base]), '+.2f')}"
+                   f" against {base}")
+        yield f"  B({label}) = {with_interval(fit, 'B')}" + against * (label != base)
