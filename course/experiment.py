@@ -34,7 +34,7 @@ from scipy.special import stdtrit
 from fitting.readers import read_curves
 from course.student import ROOT, BadInput
 from fit import LAST, LEVEL, fit_curve
-from fitting.compare import ceiling_doubt
+from fitting.compare import verdict
 
 SEEDS = 5
 BASES = ("configs/stress.toml", "configs/demo.toml")
@@ -272,7 +272,7 @@ def steps_of(run):
 
 # ------------------------------------------------------------------------------- 4. the result
 def differences(runs, measure):
-    """Changed minus base of each pair -> (differences, doubts about a ceiling)."""
+    """Changed minus base of each pair -> (differences, doubts about ceilings)."""
     found, doubts = [], []
     for pair in runs:
         curves = read_curves([str(run) for run in pair])
@@ -280,11 +280,13 @@ def differences(runs, measure):
             base, changed = (curve.R[-LAST:].mean() for curve in curves)
             found.append(changed - base)
             continue
-        fits = {curve.label: fit_curve(curve.C, curve.R, bootstrap=200, seed=i)
-                for i, curve in enumerate(curves)}
-        base, changed = fits.values()
+        base, changed = (fit_curve(curve.C, curve.R, bootstrap=200, seed=i)
+                         for i, curve in enumerate(curves))
         found.append(changed.A - base.A)
-        doubts += [f"{label}: {why}" for label, fit in fits.items() if (why := ceiling_doubt(fit))]
+        rule, low, high = verdict(changed, base)
+        if rule == "undetermined":
+            doubts.append(f"A({curves[1].label}) - A({curves[0].label}) = {found[-1]:+.3f} "
+                          f"[{low:+.3f}, {high:+.3f}]: undetermined")
     return np.array(found), doubts
 
 

@@ -53,14 +53,13 @@ def judge(fit, C):
 
 def verdict_line(told, where):
     """What `judge` told, in one line, and a line for each reason."""
-    first = with_ends(told["law"], told["lo"], told["hi"])
-    other = f"the last value is {told['naive']:.3f}"
+    first, other, link = with_ends(told["law"], told["lo"], told["hi"]), "", "but"
     if told["verdict"] != USABLE:
-        first, other = (f"expect {told['value']:.3f} (middle of three)",
-                        f"the curve says {first}, {other}")
-    link = "but" if told["verdict"] == USABLE else "because"
-    return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}, the line in log C "
-            f"{told['line']:.3f}" + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
+        other, link = f"the curve says {first}, ", "because"
+        first = f"expect {told['value']:.3f} (middle of three)"
+    return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}the last value is "
+            f"{told['naive']:.3f}, the line in log C {told['line']:.3f}"
+            + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
 
 
 def forecast_line(C, R, end):
