@@ -591,9 +591,10 @@ def test_the_eighth_round_is_told_as_it_is():
             ) in page
 
 
+# Which rounds, and how they were judged then.
 RULES = {"second": ((2,), "_before"), "third": ((3,), "_third"), "fourth": ((4,), "_fifth"),
          "fourth and fifth": ((4, 5), "_fifth"), "sixth": ((6,), "_sixth"),
-         "seventh": ((7,), "_seventh"), "eighth": ((8,), "")}      # of the verdict, with the intervals of then
+         "seventh": ((7,), "_seventh"), "eighth": ((8,), "")}
 
 
 def test_the_tests_of_the_verdict_are_told_in_the_docs():
@@ -653,8 +654,8 @@ def test_the_summaries_of_all_curves_are_those_of_the_rows():
     new, new_early = (hold_without_a_fall(rows_of("", cut, 8)) for cut in (.5, .3))
     for page in (readme, docs):
         assert re.search(rf"{new} (intervals )?hold from the half and {new_early} from 30%", page)
-    assert (f"Of {n} published curves {falls[0]} fell after the half, {falls[1]} after 30%."
-            in docs and f"{falls[0]} of the {n} curves fall after the half, {falls[1]} after 30%." in docs)
+    for subject in (f"Of {n} published curves {falls[0]} fell", f"{falls[0]} of the {n} curves fall"):
+        assert f"{subject} after the half, {falls[1]} after 30%." in docs
     assert f"({falls[0]} of {n} published ones did)" in forecast.FALLS
     assert f"of {n} published ones {falls[0]} did, after their half" in law
     assert (f"| the law | {curve_} | | the last value | {last} | | the median of law, "
