@@ -654,7 +654,8 @@ def test_the_summaries_of_all_curves_are_those_of_the_rows():
     new, new_early = (hold_without_a_fall(rows_of("", cut, 8)) for cut in (.5, .3))
     for page in (readme, docs):
         assert re.search(rf"{new} (intervals )?hold from the half and {new_early} from 30%", page)
-    for subject in (f"Of {n} published curves {falls[0]} fell", f"{falls[0]} of the {n} curves fall"):
+    for subject in (f"Of {n} published curves {falls[0]} fell",
+                    f"{falls[0]} of the {n} curves fall"):
         assert f"{subject} after the half, {falls[1]} after 30%." in docs
     assert f"({falls[0]} of {n} published ones did)" in forecast.FALLS
     assert f"of {n} published ones {falls[0]} did, after their half" in law
