@@ -223,7 +223,7 @@ def test_the_signs_in_the_docs_are_counted_from_the_rows():
     signs = {"step 0 was measured": lambda row: row["step_0"] == "yes",
              "the interval is narrower than .2":
                  lambda row: row["lo"] != "" and row["hi"] - row["lo"] < .2,
-             "the line in log x is within .05 of the forecast":
+             "the line in log C is within .05 of the forecast":
                  lambda row: abs(row["sigmoid"] - row["line"]) < .05}
     for name, sign in signs.items():
         told = []
