@@ -1101,3 +1101,11 @@ def test_a_word_is_read_in_one_way(word, gold):
     what they need."""
     for text in (rf"\boxed{{7 {word * 20}(x}}", rf"\boxed{{\sqrt{{3}} {word * 20}(x}}"):
         assert reading_s(text, gold, "math") < 0.5
+
+
+@pytest.mark.parametrize("word, right", [("个", True), ("人", True), ("万", False), ("百", False),
+                                         ("千", False), ("亿", False), ("倍", False)])
+def test_a_chinese_word_after_a_number_is_a_unit_unless_it_changes_the_number(word, right):
+    """3万 is 30,000, 3个 are three."""
+    for text in (rf"\boxed{{3{word}}}", f"答案：3{word}", f"答案：3{word}。"):
+        assert (verify(text, "3")[0] > 0) == right, text
