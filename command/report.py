@@ -57,11 +57,8 @@ def write_report(folder):
 def charts(rows):
     """A chart of each column that the log has, grouped by question."""
     for question, columns in CHARTS.items():
-        drawn = []
-        for column in columns.split():
-            if points := [(row["step"], row[column]) for row in rows if column in row]:
-                chart(column, np.array(points, float)).savefig(file := io.StringIO(), format="svg")
-                drawn.append(file.getvalue()[file.getvalue().index("<svg"):])   # no header, no DTD
+        drawn = [inline(chart(column, np.array(points, float))) for column in columns.split()
+                 if (points := [(row["step"], row[column]) for row in rows if column in row])]
         if drawn:
             yield f"<h2>{question}</h2><div class=charts>{''.join(drawn)}</div>"
 
@@ -77,3 +74,9 @@ def chart(title, points):
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")   # no sum or factor beside it
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     return figure
+
+
+def inline(picture):
+    """A figure as SVG without XML header and the link to its DTD."""
+    picture.savefig(file := io.StringIO(), format="svg")
+    return file.getvalue()[file.getvalue().index("<svg"):]
