@@ -28,7 +28,6 @@ import argparse
 import contextlib
 import csv
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -55,14 +54,14 @@ BEFORE = {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}                # of fit.py, until 
 
 # ---------------------------------------------------------------------------------- 1. one curve
 def sources_of(*rounds):
-    """{run: its row of sources.csv} of these rounds of the collection, 1 to 8."""
+    """{run: its row of sources.csv} of these rounds of the collection, from 1 on."""
     with open(HERE / "sources.csv", newline="") as file:
         return {row["run"]: row for row in csv.DictReader(file) if int(row["round"]) in rounds}
 
 
 def curves():
     """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of all rounds."""
-    sources = sources_of(*range(1, 9))
+    sources = sources_of(*range(1, len(ROUNDS) + 1))
     points = {run: [] for run in sources}
     with open(HERE / "curves.csv", newline="") as file:
         for row in csv.DictReader(file):
@@ -141,7 +140,7 @@ class Moved(law.Fit):
 
 
 def moved(fit):
-    return Moved(**{field.name: getattr(fit, field.name) for field in fields(fit)})
+    return Moved(**vars(fit))
 
 
 @contextlib.contextmanager
@@ -271,13 +270,12 @@ def kept(number=1, judged=None):
     """The rows of errors.csv of a round: numbers where there are numbers, "" for an empty cell.
     judged: "_before", with interval and verdict of before the third round, "_third" to "_seventh",
     "" with today's; None: as after the seventh round, and a later one with today's."""
-    text = ("run", "kind", "step_0", "reason", "verdict", "verdict_sixth", "verdict_seventh",
-            *("verdict" + when for when in CLEAR))
+    text = ("run", "kind", "step_0", "reason")
     judged = judged if judged is not None else "_seventh" if number <= 7 else ""
     ends = judged if judged in ("", "_before") else "_third"
     sources = sources_of(number)
     with open(HERE / "errors.csv", newline="") as file:
-        rows = [{name: cell if name in text or not cell else float(cell)
+        rows = [{name: cell if name in text or "verdict" in name or not cell else float(cell)
                  for name, cell in row.items()} for row in csv.DictReader(file)
                 if row["run"] in sources]
     for row in rows:
