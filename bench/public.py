@@ -385,6 +385,30 @@ def error_by_distance():
     return "\n".join(told)
 
 
+JUDGED = ("_before", "_before", "_third", "_fifth", "_fifth", "_sixth", "_seventh", "")
+
+
+def overview():
+    """A row for each round: mean absolute errors of the law, of the last value and of what is
+    printed today; intervals without a fall, and the verdict, by the rules of the round itself."""
+    told = ["| round | curves | from the half: law | last value | printed | intervals | usable, of "
+            "them hold | from 30%: law | last value | printed | intervals |", "|---" + "|--:" * 10
+            + "|"]
+    for number, (name, judged) in enumerate(zip(ROUNDS, JUDGED), 1):
+        cells = []
+        for cut in CUTS[::-1]:
+            rows = [row for row in kept(number, judged) if row["cut"] == cut]
+            today = [row for row in kept(number, "") if row["cut"] == cut]
+            cells += [f"{np.mean([abs(row[way]) for row in some if row['middle'] != '']):.3f}"[1:]
+                      for some, way in ((today, "sigmoid"), (today, "naive"), (today, "printed"))]
+            cells.append(holding([row for row in rows if not row["collapse"]])[0])
+            if cut == CUTS[-1]:
+                usable = [row for row in rows if row["verdict"] == USABLE]
+                cells.append(f"{len(usable)}, {holding(usable)[0].split()[0]}")
+        told.append(f"| {name} | {len(rows)} | " + " | ".join(cells) + " |")
+    return "\n".join(told)
+
+
 def later_tables():
     """Those of the pages of the fourth round and later ones."""
     first, every = {"the first three rounds": (1, 2, 3)}, (1, 2, 3, 4, 5)
@@ -422,7 +446,7 @@ def main():
     print("Mean absolute errors of the forecasts, then medians; 90% intervals that hold what "
           "was measured,\nof those that exist; runs that fall for good after the cut.\n")
     first, second = kept(1, "_before"), kept(2, "_before")
-    print("\n\n".join([*tables(first), beside(first, second), wider_intervals(),
+    print("\n\n".join([overview(), *tables(first), beside(first, second), wider_intervals(),
                        lines(by_way(kept(3, "_third"))), *later_tables()]))
 
 

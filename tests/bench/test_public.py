@@ -131,6 +131,7 @@ def test_a_collapse_is_a_fall_for_good_after_the_cut():
 
 def test_the_tables_of_the_page_are_those_of_the_rows():
     page = (PUBLIC / "README.md").read_text()
+    assert public.overview() in page
     assert all(table in page for table in public.tables(public.kept(**OLD)))
     assert public.beside(public.kept(**OLD), public.kept(2, **OLD)) in page
     assert public.wider_intervals() in page
