@@ -289,7 +289,7 @@ def same_text(part, gold, question=""):
         return False  # (b, a) = (1, 2), where (a, b) is asked
     sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [
         side.rpartition("=")[2] for side in (part, clean(gold))]
-    marks = [RE.mark.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
+    marks = list(map(RE.mark.findall, sides))  # f'(x), \bar{A}
     value = re.sub(r"_\s*\{[^{}]*\}", "", part).rpartition("=")[2]  # no "=" of a sum's bound
     return False if marks[0] != marks[1] or len(value) > 80 + 4 * len(gold) or (
         RE.unevaluated.search(value) and not RE.unevaluated.search(gold)) or (

@@ -97,7 +97,7 @@ def expression(text):
     # Without its list of units: that has t and m, and would read 3t^2-4t as 3t^2-4.
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(
         malformed_operators=True, nits=True))
-    whole = answers.clean(text)
+    whole = answers.RE.primed.sub(lambda x: f"{x[1]}_{{{'p' * len(x[2])}}}", answers.clean(text))
     text = answers.RE.unit_at_end.sub("", whole)
     found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
     name = getattr(found[0], "name", "") if found else ""
