@@ -648,9 +648,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 
 
 @pytest.mark.parametrize(("part", "refused", "paid"), [
-    ("fourth", 8, 0), ("fifth", 10, 0), ("sixth", 3, 1), ("seventh", 1, 0),
-    ("eighth", 16, 2), ("ninth", 5, 0), ("tenth", 3, 0),
-    ("eleventh", 3, 0)])
+    ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 1, 0),
+    ("eighth", 15, 2), ("ninth", 4, 0), ("tenth", 3, 0), ("eleventh", 3, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -658,7 +657,9 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
                               for _, _, gold, text, question in rows]).rewards
     bad = [(row[0], row[3]) for row, r in zip(rows, rewards) if (r > 0) != (row[0] == "right")]
     counts = [sum(label == kind for label, _ in bad) for kind in ("right", "wrong")]
-    assert counts[0] <= refused and counts[1] <= paid, bad
+    assert counts == [refused, paid], bad
+    page = " ".join((FOLDER / "README.md").read_text().split())
+    assert f"{part} {refused}, {paid}" in page.partition("Today the sets are judged so")[2]
 
 
 @pytest.mark.parametrize(("answer", "gold", "reason"), [
