@@ -168,7 +168,7 @@ def read_records(name, options):
                 return list(table)
         if ending in (".json", ".jsonl"):
             text = Path(name).read_text("utf-8-sig")
-            if ending == ".json":
+            if ending == ".json" and not re.match(r"\s*\{.*\}\s*\{", text):  # an object a line
                 records = json.loads(text)
                 return records if isinstance(records, list) else []
             records = [line if line.strip() else ... for line in text.split("\n")]

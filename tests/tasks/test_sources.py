@@ -372,6 +372,8 @@ def test_parquet_and_jsonl_are_the_same_problems(tmp_path):
     one, two = (load_task(f"{tmp_path}/mine.{kind}", "train", heldout=5, options=options)
                 for kind in ("parquet", "jsonl"))
     assert one == two and all(int(p.answer) == p.level + 1 for p in one)
+    (tmp_path / "mine.jsonl").rename(tmp_path / "mine.json")      # as many are written
+    assert load_task(f"{tmp_path}/mine.json", "train", heldout=5, options=options) == one
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(TaskError, match="broken.parquet' cannot be read"):
         load_task(f"{tmp_path}/broken.parquet", "train", heldout=5)
