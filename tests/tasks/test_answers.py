@@ -649,7 +649,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 1, 0),
-    ("eighth", 15, 2), ("ninth", 4, 0), ("tenth", 3, 0), ("eleventh", 3, 0)])
+    ("eighth", 15, 2), ("ninth", 4, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
+    ("twelfth", 4, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -921,9 +922,27 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     (r"\boxed{y''+2y'=0}", "2y''+y'=0", "", False),
     (r"\boxed{f^{\prime}(x)=3x^2}", "f'(x)=3x^2", "", True),
     (r"\boxed{f^{\prime\prime}(x)=3x}", "f'(x)=3x", "", False),
+    (r"\boxed{A}", "A^T", "", False), (r"\boxed{A^T}", "A^T", "", True),
+    (r"\boxed{2\pi r(r+h)}", r"2\pi r^2 + 2\pi r h", "", True),
     (r"\boxed{\binom52}", "10", "", True), (r"\boxed{\tbinom 5 2}", "11", "", False),
     (r"Fill \(\boxed{\phantom{2}}\): it is \(\boxed{4}\).", "4", "", True),
-    ("Минимальное количество полосок равно **4302**.", "4302", "", True)])
+    ("Минимальное количество полосок равно **4302**.", "4302", "", True),
+    # An "Answer:" before the working, "how to find the answer:", a condition that tells the story
+    ("Answer:He runs 3 * 3 = 9 sprints a week, 60 meters each. So the answer is 540.", "540", "",
+     True),
+    ("Answer: The price rises by 20% every year. So it is 24 dollars.", "24", "", True),
+    ("Answer: 12. So the answer is 13.", "13", "", False),
+    ("Let us find the answer:\n**1. Her work:** 5 * 9 = 45\n**Answer:** She needs $45.", "45", "",
+     True),
+    ("**Answer:** He would earn $140 in one week if he spent his time working.", "140", "", True),
+    ("**Answer:** It is 140 if x is even.", "140", "", False),
+    # Formulas as text
+    ("<answer> 8 * sqrt(2) </answer>", r"8\sqrt{2}", "", True),
+    ("<answer>2 sqrt 3</answer>", r"2\sqrt3", "", True),
+    ("<answer>sqrt(16)</answer>", "4", "", True), ("<answer>sqrt(15)</answer>", "4", "", False),
+    ("<answer>ln(3) + arctan(2)</answer>", r"\arctan 2 + \ln 3", "", True),
+    ("<answer>log_2(3)</answer>", r"\log_3 2", "", False),
+    (r"<answer>\frac{4.0}{5.0}</answer>", r"\frac45", "", True)])
 def test_what_outputs_of_other_models_showed(text, gold, question, right):
     """Frames of other people's prompts: bench/answers/README.md, outputs.csv."""
     assert (verify(text, gold, question=question)[0] > 0) == right
