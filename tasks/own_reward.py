@@ -2,7 +2,7 @@
 
     problems = [{"question": "Write a word of 5 letters.", "n": 5}, ...]    # or a function of none
     def reward(problem, answer_text): ...           # problem: a table; the text after the thinking
-    def reward_func(prompts, completions, **columns): ...       # or this: TRL's, with lists of one
+    def reward_func(prompts, completions, **columns): ...       # or TRL's, with lists of one
 
 Pass rate, retirement and the curve are about right and wrong, and so is the paper's reward. So an
 answer is right if its reward is True or above 0, whatever the size, and then it earns +1, else -1.
@@ -57,8 +57,21 @@ def problems_of(path):
     return names[0], [(question(problem), repr((path, problem))) for problem in problems]
 
 
-def question(problem):
-    return problem.get("question", problem.get("prompt"))
+def text_of(value):
+    """A number as text; of messages system's, user's; the entry of a list of one; others as is."""
+    if not isinstance(value, list) or not value:
+        return str(value) if type(value) in (int, float) and abs(value) < float("inf") else value
+    if all(isinstance(entry, dict) and "role" in entry for entry in value):
+        said = [entry.get("content") for entry in value if entry["role"] in ("system", "user")]
+        # Of a longer conversation, the question is only a part; so is the text beside an image.
+        once = [entry["role"] for entry in value].count("user") == 1
+        return "\n\n".join(said) if once and all(isinstance(x, str) for x in said) else None
+    return text_of(value[0]) if len(value) == 1 else value
+
+
+def question(problem):  # messages in "prompt", as TRL's data sets have them, go first
+    prompt = problem.get("prompt")
+    return text_of(prompt if isinstance(prompt, list) else problem.get("question", prompt))
 
 
 def judge(name, packed, text):
@@ -68,9 +81,11 @@ def judge(name, packed, text):
     try:
         if name == "reward":
             value = run_file(path)[name](problem, text)
-        else:  # lists of one, as in TRL
+        else:  # lists of one, as in TRL: to a prompt of messages a message is the answer
             columns = {k: [v] for k, v in problem.items() if k not in ("prompt", "completion")}
-            columns |= {"prompts": [question(problem)], "completions": [text]}
+            chat = isinstance(problem.get("prompt"), list)
+            columns |= {"prompts": [problem["prompt"] if chat else question(problem)],
+                        "completions": [[dict(role="assistant", content=text)] if chat else text]}
             (value,) = run_file(path)[name](**columns)
         value = value.item() if hasattr(value, "item") else value  # NumPy's, torch's
     except Exception as error:  # whatever it is, it is one answer's: the run goes on

@@ -5,7 +5,6 @@ import contextlib
 import csv
 import hashlib
 import json
-import math
 import random
 import re
 import tomllib
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.answers import BOX
-from tasks.own_reward import TaskError, problems_of
+from tasks.own_reward import TaskError, problems_of, text_of
 from tasks.sandbox import read_tests
 
 
@@ -259,20 +258,6 @@ def record_problem(record, task, columns, mark):
         raise TaskError(f"has the answer {answer!r}: a decimal is 12.5, and a list 12, 5")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
     return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)
-
-
-def text_of(value):
-    """A number as text; of messages system's, user's; the entry of a list of one; others as is."""
-    if type(value) in (int, float) and abs(value) < math.inf:
-        return str(value)
-    if not isinstance(value, list) or not value:
-        return value
-    if all(isinstance(entry, dict) and "role" in entry for entry in value):
-        said = [entry.get("content") for entry in value if entry["role"] in ("system", "user")]
-        # Of a longer conversation, the question is only a part; so is the text beside an image.
-        once = [entry["role"] for entry in value].count("user") == 1
-        return "\n\n".join(said) if once and all(isinstance(x, str) for x in said) else None
-    return text_of(value[0]) if len(value) == 1 else value
 
 
 def column(record, path):

@@ -188,6 +188,24 @@ def test_trls_reward_function_is_called_as_trl_calls_it(file, seed):
     assert reasons(problems, ["a"])[0] == ["error"]
 
 
+def test_to_a_prompt_of_messages_a_trl_function_gets_a_message_as_trl_has_it(file, seed):
+    """Half of the reward functions in other people's repositories read completion[0]["content"]."""
+    n = random.Random(seed).randrange(2, 9)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it."}]
+    _, problems = file(
+        f"problems = [{{'prompt': {messages}, 'question': 'not this', 'n': {n}}}]\n"
+        "def reward_func(prompts, completions, n, question, **kwargs):\n"
+        f"    assert prompts == [{messages}] and question == ['not this'] and not kwargs\n"
+        "    assert completions[0][0]['role'] == 'assistant'\n"
+        "    return [len(c[0]['content']) == m for c, m in zip(completions, n)]\n")
+    assert problems[0].question == "Be brief.\n\nSay it."
+    assert reasons(problems, ["y" * n, "y" * (n + 1)])[0] == ["correct", "wrong"]
+    _, problems = file("from trl.rewards import accuracy_reward as reward_func\n"
+                       f"problems = [{{'prompt': {messages}, 'solution': '$\\\\frac12$'}}]",
+                       "theirs.py")
+    assert reasons(problems, [r"So \boxed{0.5}", r"So \boxed{0.6}"])[0] == ["correct", "wrong"]
+
+
 def test_what_never_ends_or_ends_its_process_is_told_once_by_the_trainer(file, capfd):
     """Each late answer costs its deadline: without a word a run would only be slow."""
     path, problems = file("import os, time\n" + PROBLEM + "def reward(problem, text):\n"
@@ -247,6 +265,8 @@ BAD_FILES = {
     "texts": ("problems = ['a', 'b']\n" + REWARD, 'has a problem that is no table .*: number 1'),
     "no question": (f"problems = [{{'question': 'q'}}, {{'n': 5}}]\n{REWARD}",
                     "has a problem that is no table .*: number 2"),
+    "a conversation": ("problems = [{'prompt': 2 * [{'role': 'user', 'content': 'q'}]}]\n" + REWARD,
+                       "has a problem that is no table .*: number 1"),
     "an empty question": (f"problems = [{{'question': ' '}}]\n{REWARD}", "no table .*: number 1"),
     "an object": (f"problems = [{{'question': 'q', 'f': print}}]\n{REWARD}", "no table of numbers"),
 }
