@@ -923,6 +923,7 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     (r"\boxed{f^{\prime}(x)=3x^2}", "f'(x)=3x^2", "", True),
     (r"\boxed{f^{\prime\prime}(x)=3x}", "f'(x)=3x", "", False),
     (r"\boxed{A}", "A^T", "", False), (r"\boxed{A^T}", "A^T", "", True),
+    (r"\boxed{A^{\top} B}", "A^TB", "", True), (r"\boxed{A^{\mathsf{T}}}", "A^{T}", "", True),
     (r"\boxed{2\pi r(r+h)}", r"2\pi r^2 + 2\pi r h", "", True),
     (r"\boxed{\binom52}", "10", "", True), (r"\boxed{\tbinom 5 2}", "11", "", False),
     (r"Fill \(\boxed{\phantom{2}}\): it is \(\boxed{4}\).", "4", "", True),
