@@ -935,6 +935,7 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     ("Answer: 12. So the answer is 13.", "13", "", False),
     ("Let us find the answer:\n**1. Her work:** 5 * 9 = 45\n**Answer:** She needs $45.", "45", "",
      True),
+    ("We find the answer is 45. It was 7 a day.", "45", "", True),
     ("**Answer:** He would earn $140 in one week if he spent his time working.", "140", "", True),
     ("**Answer:** It is 140 if x is even.", "140", "", False),
     # Formulas as text
