@@ -35,8 +35,8 @@ ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").rea
     "utf-8").split("\n") if row and not row.startswith("#")]  # pattern, replacement, example, ...
 ONE = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)"  # what braces hold, two deep
 SIGNS = str.maketrans({row[0]: row[1] for row in ROWS if len(row[0]) == 1})
-SPELLINGS = [(re.compile(row[0].replace("ONE", ONE).replace("WORDS", RE.TEXT.pattern)), row[1])
-             for row in ROWS if len(row[0]) > 1]
+SPELLINGS = [(re.compile(row[0].replace("ONE", ONE).replace("WORDS", RE.TEXT.pattern).replace(
+    "BOUND", RE.BOUND.pattern)), row[1]) for row in ROWS if len(row[0]) > 1]
 SPELLINGS.append((  # 0.1\overline{6} = 15/90
     re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?([0-9]+)\}?"), lambda m: (
         rf"\frac{{{int(m[1] + m[2] + m[3]) - int(m[1] + m[2] or 0)}}}"

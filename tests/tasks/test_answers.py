@@ -649,8 +649,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 1, 0),
-    ("eighth", 15, 2), ("ninth", 4, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
-    ("twelfth", 4, 0)])
+    ("eighth", 14, 2), ("ninth", 4, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
+    ("twelfth", 3, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -972,6 +972,20 @@ def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
     hacks = runpy.run_path(FOLDER / "hacks.py")["hacks"](400, random.Random(seed))
     rewards = verifier.score(hacks).rewards
     assert [hack for hack, reward in zip(hacks, rewards) if reward > 0] == []
+
+
+@pytest.mark.parametrize(("text", "gold", "right"), [
+    (r"-1<x<0 \text{ or } x>1", r"(-1,0)\cup(1,\infty)", True),
+    (r"-1 \le x \le 0 or x \ge 1", r"[-1,0]\cup[1,\infty)", True),
+    (r"x<-2 \text{ or } 0<x<3", r"(-\infty,-2)\cup(0,3)", True),
+    (r"x \leq -2 \text{ or } 0 \leq x < 3", r"(-\infty,-2]\cup[0,3)", True),
+    ("1<x<2 or 3<x<4", r"(1,2)\cup(3,4)", True), ("1<x<2 or 3<x<4", r"(1,2)\cup(3,5)", False),
+    (r"(-1,0)\cup(1,\infty)", r"-1 < x < 0 \text{ or } x > 1", True),
+    (r"-3 \le x < 5", "[-3,5)", True), (r"-3 \le x<5", "(-3,5)", False),
+    (r"-\sqrt{2} \leq x \leq \frac{\pi}{2}", r"[-\sqrt2, \pi/2]", True),
+    ("0<a<b", "0<a<b", True), ("0<a<b", "0<a<c", False)])
+def test_inequalities_are_the_intervals_and_unions_that_they_say(text, gold, right):
+    assert (verify(rf"\boxed{{{text}}}", gold)[0] > 0) == right
 
 
 @pytest.mark.parametrize("row", [row for row in answers.ROWS if len(row) == 4],
