@@ -468,7 +468,7 @@ class Run:
             self.folder.save(self, self.config.save_minutes)    # a step may take longer than that
             self.admit()
             groups = self.pacer.take(self.version)
-            if groups or not self.sampler.in_flight:    # None: no prompt left, and nothing runs
+            if groups or not self.sampler.in_flight:    # nothing runs: no prompt was left
                 return groups
             self.collect(self.decode(self.sampler))
 

@@ -315,8 +315,8 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
                            "(LO and HI: the least and the most that is possible)")
         seeds.append((C * x_scale, rates))
     label = run or (given.absolute().name if given.is_dir() else given.stem)
-    picture = given / "curve.png" if given.is_dir() else Path(
-        "" if "wandb:" in paths[-1] else given.parent, f"{label.replace('/', '_')}_curve.png")
+    picture = given / "curve.png" if given.is_dir() and not seeds[1:] else Path("" if (
+        seeds[1:] or "wandb:" in paths[0]) else given.parent, f"{label.replace(*'/_')}_curve.png")
     label += f" and {len(seeds) - 1} more" if len(seeds) > 1 else ""
     return Curve(name or label, *checked(*map(np.concatenate, zip(*seeds))), x_name, y_name,
                  picture, tuple(notes), given if len(seeds) == 1 else None)

@@ -61,8 +61,8 @@ def on_gpus(c, estimate, address):
     sizes = [size for size in sizes if possible[size]]
     if not sizes:
         raise ConfigError(
-            f"servers = {c.servers}, trainers = {asked}: {c.gpus} GPUs are to be all in use, by "
-            f"trainers and, without vllm_url, servers of {max(1, c.tensor_parallel)} on the rest")
+            f"servers = {c.servers}, trainers = {asked}: one GPU a trainer and, without vllm_url, "
+            f"{max(1, c.tensor_parallel)} a server must make {c.gpus} GPUs (0: what is left)")
     rates, best = {size: estimate.decode_rate(size) or 1e-30 for size in sizes}, sizes[0]
     for larger in sizes[1:]:
         best = larger if rates[larger] > WORTH * rates[best] else best

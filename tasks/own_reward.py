@@ -4,9 +4,8 @@
     def reward(problem, answer_text): ...           # problem: a table; the text after the thinking
     def reward_func(prompts, completions, **columns): ...       # or TRL's, with lists of one
 
-Pass rate, retirement and the curve are about right and wrong, and so is the paper's reward. So an
-answer is right if its reward is True or above 0, whatever the size, and then it earns +1, else -1.
-The file runs once in the trainer, for its problems, and once in each worker of the verifier."""
+An answer is right if its reward is True or above 0, whatever the size: it earns +1, else -1, as in
+the paper. The file runs once in the trainer, for its problems, and once in each worker."""
 import ast
 import contextlib
 import functools

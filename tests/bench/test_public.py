@@ -204,7 +204,7 @@ def test_the_line_on_our_own_toys_is_what_the_readme_says():
     with open(ROOT / "results" / "demo" / "errors.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     for cut, share in (("0.5", "half"), ("0.3", "30%")):
-        errors = []
+        errors, ceilings = [], []
         for row in rows:
             if row["cut"] == cut:
                 (toy,) = read_curves(
@@ -212,10 +212,15 @@ def test_the_line_on_our_own_toys_is_what_the_readme_says():
                 early = toy.C <= float(cut) * toy.C[-1]
                 told = straight(toy.C[early], toy.R[early], toy.C[-5:]).clip(0, 1).mean()
                 errors.append(abs(told - toy.R[-5:].mean()))
+                ceilings.append(fit_curve(toy.C[early], toy.R[early], bootstrap=0).A)
         line = f"{np.mean(errors):.3f}"[1:]
         told = re.findall(rf"\| {share} \| \.\d+ \(\.\d+\) \| \.\d+ \| (\.\d+) \| \d\d of 25",
                           (ROOT / "README.md").read_text())
         assert told == [line] and len(errors) == 25
+        demo = (ROOT / "results" / "demo" / "README.md").read_text()
+        assert re.search(rf"line in log C misses by .*{line}", demo)
+        if cut == "0.5":
+            assert f"is 1.000 in {sum(A > .9995 for A in ceilings)} of the 25 runs" in demo
 
 
 def test_the_signs_in_the_docs_are_counted_from_the_rows():

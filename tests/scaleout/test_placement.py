@@ -35,12 +35,12 @@ def test_every_device_has_one_process(settings, address, shape, eight):
 
 
 @pytest.mark.parametrize("settings, address, sentence", [
-    ({"gpus": 8, "servers": 3, "trainers": 4}, "", "8 GPUs are to be all in use"),
-    ({"gpus": 8, "servers": 8}, "", "8 GPUs are to be all in use"),
-    ({"gpus": 8, "servers": 2, "tensor_parallel": 3, "trainers": 3}, "", "servers of 3"),
-    ({"gpus": 4, "tensor_parallel": 4}, "", "4 GPUs are to be all in use, .* of 4 on the rest"),
-    ({"gpus": 8, "vllm_url": "http://127.0.0.1:1", "trainers": 5}, "", "to be all in use"),
-    ({"gpus": 8, "tensor_parallel": 3}, "127.0.0.1", "servers of 3"),
+    ({"gpus": 8, "servers": 3, "trainers": 4}, "", "1 a server must make 8 GPUs"),
+    ({"gpus": 8, "servers": 8}, "", "1 a server must make 8 GPUs"),
+    ({"gpus": 8, "servers": 2, "tensor_parallel": 3, "trainers": 3}, "", "3 a server must make 8 GPUs"),
+    ({"gpus": 4, "tensor_parallel": 4}, "", "4 a server must make 4 GPUs"),
+    ({"gpus": 8, "vllm_url": "http://127.0.0.1:1", "trainers": 5}, "", "must make 8 GPUs"),
+    ({"gpus": 8, "tensor_parallel": 3}, "127.0.0.1", "3 a server must make 8 GPUs"),
     ({"servers": 2, "vllm_url": "http://127.0.0.1:1"}, "", "give one of the two"),
     ({"servers": 1}, "192.0.2.1", "--serve-only 192.0.2.1: .* address of this machine")])
 def test_what_does_not_add_up_is_refused(settings, address, sentence, eight):

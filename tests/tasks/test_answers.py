@@ -650,7 +650,7 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 1, 0),
     ("eighth", 14, 2), ("ninth", 4, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
-    ("twelfth", 3, 0)])
+    ("twelfth", 3, 0), ("thirteenth", 9, 1)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -938,6 +938,8 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     ("We find the answer is 45. It was 7 a day.", "45", "", True),
     ("**Answer:** He would earn $140 in one week if he spent his time working.", "140", "", True),
     ("**Answer:** It is 140 if x is even.", "140", "", False),
+    (r"\boxed{0.35\%}", "0.35", "Express 35% as a decimal.", False),
+    ("The answer is 5%.", "0.05", "What is the probability?", True),
     # Formulas as text
     ("<answer> 8 * sqrt(2) </answer>", r"8\sqrt{2}", "", True),
     ("<answer>2 sqrt 3</answer>", r"2\sqrt3", "", True),
