@@ -48,6 +48,7 @@ KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
 VERDICTS = (USABLE, RANGE, LAST_VALUE)
 ROUNDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+JUDGED = ("_before", "_before", "_third", "_fifth", "_fifth", "_sixth", "_seventh", "")
 CLEAR = {"_before": 0.95, "_third": 0.95, "_fifth": 0.8}     # see draws_verdict
 BEFORE = {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}                # of fit.py, until the third round
 
@@ -385,9 +386,6 @@ def error_by_distance():
     return "\n".join(told)
 
 
-JUDGED = ("_before", "_before", "_third", "_fifth", "_fifth", "_sixth", "_seventh", "")
-
-
 def overview():
     """A row for each round: mean absolute errors of the law, of the last value and of what is
     printed today; intervals without a fall, and the verdict, by the rules of the round itself."""
@@ -397,15 +395,14 @@ def overview():
     for number, (name, judged) in enumerate(zip(ROUNDS, JUDGED), 1):
         cells = []
         for cut in CUTS[::-1]:
-            rows = [row for row in kept(number, judged) if row["cut"] == cut]
-            today = [row for row in kept(number, "") if row["cut"] == cut]
-            cells += [f"{np.mean([abs(row[way]) for row in some if row['middle'] != '']):.3f}"[1:]
-                      for some, way in ((today, "sigmoid"), (today, "naive"), (today, "printed"))]
-            cells.append(holding([row for row in rows if not row["collapse"]])[0])
-            if cut == CUTS[-1]:
-                usable = [row for row in rows if row["verdict"] == USABLE]
-                cells.append(f"{len(usable)}, {holding(usable)[0].split()[0]}")
-        told.append(f"| {name} | {len(rows)} | " + " | ".join(cells) + " |")
+            today = [row for row in kept(number, "") if row["cut"] == cut and row["middle"] != ""]
+            cells += [f"{np.mean([abs(row[way]) for row in today]):.3f}"[1:]
+                      for way in ("sigmoid", "naive", "printed")]
+            cells.append(holding([row for row in kept(number, judged)
+                                  if row["cut"] == cut and not row["collapse"]])[0])
+        usable, n = called_usable(number, CUTS[-1], judged)
+        cells.insert(4, f"{len(usable)}, {holding(usable)[0].split()[0]}")
+        told.append(f"| {name} | {n} | " + " | ".join(cells) + " |")
     return "\n".join(told)
 
 

@@ -188,7 +188,7 @@ def bare(part, ratio=False):
     part = RE.fraction.sub(r" \1\5\3\7\2\4/\6\8 ", RE.text.sub(r" \1 ", clean(part)))
     part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|[()]", " ", part)
     part = re.sub(r"\s*(?:/|(?<=[A-Za-z])\s*\\cdot)\s*(?=[A-Za-z])", "/", part)  # mg / mL
-    part = re.sub("(?<=[0-9]) *: *(?=[0-9])", "/", part) if ratio else part
+    part = re.sub("(?<=[0-9]):(?=[0-9])", "/", part) if ratio else part
     return re.sub("- ?-|- (?=-)", "", part).replace("- ", "-").strip().rstrip(" .")
 
 
