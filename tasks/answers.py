@@ -53,6 +53,10 @@ def judged(text, gold, question=""):
     marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
         lambda found: ("\1{}\2" if found[2] else "{}").format(found[3].strip("*_`")),
         text[-LONGEST_TEXT:])).strip())
+    for asked, bound in ((RE.asked_least, RE.at_least), (RE.asked_most, RE.at_most)):
+        marked = bound.sub("", marked) if asked.search(question) else marked
+    if not plain_number(gold) or plain_number(gold)[0].denominator > 1:
+        marked = RE.roughly.sub("", marked)
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     text = RE.explained.sub("<answer>", text) if plain_number(gold) else text
@@ -128,8 +132,8 @@ def undeclared(text, marked, question, number, ratio, reading=False, equation=Fa
         said = RE.conclusion.sub("", RE.sentence.split(line)[-1])
         part = bold[2] if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
             bold[1] and reading.fullmatch(line) if reading else RE.prose.search(bold[2])) else (
-            line if reading is RE.yes_no else said if reading or clean(said) == r"\emptyset"
-            else last_stretch(line, equation))
+            line if reading is RE.yes_no else said if reading or RE.in_words.search(said)
+            or clean(said) == r"\emptyset" else last_stretch(line, equation))
         return ([part], [part]) if part else ([], [])
     if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
         text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
@@ -154,7 +158,7 @@ def last_stretch(line, equation):
         sentence = RE.conclusion.sub("", sentence)
         if RE.taken_back.search(sentence) or RE.unfinished.search(sentence):
             return ""
-        parts = [part for part in RE.stop.split(sentence) if re.search("[\\w\ue000-\uefff∅]", part)]
+        parts = [part for part in RE.stop.split(sentence) if re.search("[\\w\ue000-\uefff∅∞]", part)]
         if parts:
             part = re.sub("[\ue000-\uefff]", lambda one: formulas.get(one[0], ""), parts[-1])
             part = re.sub(r",?\s*\b(?:and|or)\b", ",", part).strip(" ,;:.")
