@@ -100,6 +100,8 @@ class PretendGpu(TorchFunctionMode):
                 (torch, "get_autocast_dtype", lambda _: dtype("cpu")),
                 (torch, "mm", self.product(torch.mm)), (torch, "addmm", self.product(torch.addmm)),
                 (torch.nn.attention.varlen, "varlen_attn", plain_varlen),
+                # torch's CUDA build would look for a driver.
+                (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda _: None),
                 (torch.cuda, "is_available", lambda: True),
                 (torch.cuda, "device_count", lambda: 1),
                 (torch.cuda, "get_device_name", lambda *_: properties.name),

@@ -82,7 +82,8 @@ def test_a_folder_holds_what_is_needed_to_know_what_was_run(make):
     for name in ("scalerl.py", "artifacts/run_folder.py", "tasks/verifier.py"):
         assert (folder.path / "source" / name).read_text() == (ROOT / name).read_text()
     versions = json.loads((folder.path / "versions.json").read_text())
-    assert versions["torch"] == torch.__version__ and versions["math-verify"]
+    assert versions["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
+    assert versions["math-verify"]
     assert versions["device"] == f"CPU, {torch.get_num_threads()} threads"
     assert folder.checkpoints.is_dir()
 
