@@ -1,5 +1,6 @@
 """main.py: the command line of scalerl.py: how a run begins, and how it ends."""
 import sys
+import warnings
 
 from artifacts import settings
 from artifacts.resume import Stopped
@@ -23,6 +24,7 @@ def main(argv=None, make_trainer=Trainer):
     code: 0 done, 1 failure, 2 wrong input, 75 stopped by a scheduler's signal, 130 by Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     run, signals = None, Signals()
+    warnings.formatwarning = lambda text, *_: f"warning: {text}\n"      # without a line of source
     try:
         config, flags = parse(argv)
         if flags.report:

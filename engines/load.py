@@ -1,13 +1,11 @@
 """load.py: from the settings to what computes: the model, its tokenizer, its device, the engine.
 What they do not allow is refused in one sentence, a ConfigError, before minutes of loading."""
 import contextlib
-import functools
 import importlib.metadata
 import importlib.util
 import math
-import os
 import re
-import sys
+import warnings
 from pathlib import Path
 
 import torch
@@ -93,21 +91,15 @@ def load_model(config, shapes_only=False):
     if found := [*filter(NOT_WHOLE.search, unread)]:
         raise ConfigError(f"{about}quantized weights or an adapter inside ({found[0]}): {whole}")
     if unread:
-        tell(f"note: {about}{len(unread)} tensors of the files belong to no part of this model and "
-             f"are left out: {', '.join(unread[:4])}")
+        warnings.warn(f"{about}{len(unread)} tensors of the files belong to no part of this model "
+                      f"and are left out: {', '.join(unread[:4])}", stacklevel=1)
     if not is_packed(model):
-        tell(f"note: {about}computed by the model's own forward pass, at about a quarter of the "
-             f"speed of packed rows: {model.slow_because}")
+        warnings.warn(f"{about}computed by the model's own forward pass, at about a quarter of the "
+                      f"speed of packed rows: {model.slow_because}", stacklevel=1)
     if model.config.model_type != settings.model_type:
-        tell(f"note: {about}only its text part ({type(model).__name__}) is trained and saved")
+        warnings.warn(f"{about}only its text part ({type(model).__name__}) is trained and saved",
+                      stacklevel=1)
     return model, tokenizer
-
-
-@functools.cache
-def tell(sentence):
-    """Print it once, however often this process loads its model; of several ranks, the first."""
-    if os.environ.get("RANK", "0") == "0":
-        print(sentence, file=sys.stderr, flush=True)
 
 
 def device_of(config):
