@@ -85,7 +85,7 @@ class RunFolder:
         """Copy the code and the files of own tasks; say where a copy of before is another one."""
         parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")
         own = [Path(part.strip()).resolve() for part in parts if part.strip().endswith(".py")]
-        for path in (*own, *CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"), *CODE.glob("tasks/*.t*")):
+        for path in {*own, *CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"), *CODE.glob("tasks/*.t*")}:
             # Of an own task the whole path: two of them may have one name.
             name = Path("own", *path.parts[1:]) if path in own else path.relative_to(CODE)
             kept = self.path / "source" / name
@@ -122,8 +122,9 @@ class RunFolder:
             if os.access(self.path, os.W_OK) and shutil.disk_usage(self.path).free >= needed:
                 return
             if look == 0:
-                print(f"{self.path}: waiting for a disk that can be written, {needed / 1e6:.3g} MB",
-                      file=sys.stderr, flush=True)
+                wanted = f"a disk that can be written, {needed / 1e6:.3g} MB" if self.path.exists() \
+                    else "the folder to come back: was it moved or deleted?"
+                print(f"{self.path}: waiting for {wanted}", file=sys.stderr, flush=True)
             time.sleep(0.2)
         self.patient = False
 
@@ -239,7 +240,8 @@ class RunFolder:
         checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
 
     def resume_hint(self):
-        return f"the same command goes on from {self.newest() or 'the first step'}"
+        first = "the first step" if self.path.exists() else f"{self.path}, if that comes back"
+        return f"the same command goes on from {self.newest() or first}"
 
 
 def progress(run):

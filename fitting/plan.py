@@ -38,5 +38,5 @@ def plan_lines(theta, end, width, share=None):
     for share in (share,) if share else (0.3, 0.5):
         needed = [(n, (Z / width * deviation(theta, np.linspace(0, share * end, n + 1), end, 1))
                    ** 2) for n in (5, 10, 20, 40)]
-        yield f"  from {share:.0%} of the run: " + ", ".join(
-            f"{n} evaluations {answers:,.0f}" for n, answers in needed)
+        yield f"  from {share:.0%} of the run, seen " + ", ".join(
+            f"in {n}{' evaluations' * (n == 5)}: {answers:,.0f}" for n, answers in needed)

@@ -268,7 +268,7 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
              f"left out (the first: {lost[0]})"] if lost else []
     if again := len(kept) - len({C for _, C, _ in kept}):
         notes.append(f"{path} repeats {x} with another {y} {again} times, and all are fitted: "
-                     "several runs (TABLE:RUN names one), or a restarted one?")
+                     "several runs (TABLE:RUN names one), a restarted one, or a rounded column?")
     return *np.array([row[1:] for row in kept]).T, notes
 
 

@@ -16,6 +16,7 @@ import json
 import random
 import re
 import shutil
+import sys
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -180,7 +181,9 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
     warm, order, losses = max(1, steps // 20), [], []
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warm, (steps - i) / max(1, steps - warm)))
-    for _ in trange(steps, disable=None):  # a bar on a terminal
+    for step in trange(steps, disable=None):  # a bar on a terminal, else a line a quarter
+        if step and step % -(-steps // 4) == 0 and not sys.stderr.isatty():
+            print(f"step {step} of {steps}, loss {losses[-1]:.3f}", flush=True)
         while len(order) < batch:
             order += rng.sample(pairs, len(pairs))
         chosen, order = order[:batch], order[batch:]

@@ -35,7 +35,7 @@ def test_four_times_the_answers_halve_the_width_and_the_plan_meets_it():
     _, _, half = plan.plan_lines(THETA, 1.0, 0.03)
     assert half == list(plan.plan_lines(THETA, 1.0, 0.03, 0.5))[1]
     width = 1.6449 * plan.deviation(THETA, np.linspace(0, 0.5, 11), 1.0, 1000)
-    found = float(half.split("10 evaluations ")[1].split(", ")[0].replace(",", ""))
+    found = float(half.split("in 10: ")[1].split(", ")[0].replace(",", ""))
     assert found == pytest.approx(1000 * (width / 0.03) ** 2, rel=0.01)
 
 
