@@ -314,7 +314,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
                            f"{hi:g}: a pass rate lies in [0, 1], --reward-range LO HI maps others "
                            "(LO and HI: the least and the most that is possible)")
         seeds.append((C * x_scale, rates))
-    label = run or (given.absolute().name if given.is_dir() else given.stem)
+    label = seeds[1:] and name or run or (given.absolute().name if given.is_dir() else given.stem)
     picture = given / "curve.png" if given.is_dir() and not seeds[1:] else Path("" if (
         seeds[1:] or "wandb:" in paths[0]) else given.parent, f"{label.replace(*'/_')}_curve.png")
     label += f" and {len(seeds) - 1} more" if len(seeds) > 1 else ""

@@ -82,7 +82,7 @@ def judge(name, packed, text):
             value = run_file(path)[name](problem, text)
         else:  # lists of one, as in TRL: to a prompt of messages a message is the answer
             columns = {k: [v] for k, v in problem.items() if k not in ("prompt", "completion")}
-            chat = isinstance(problem.get("prompt"), list)
+            chat = isinstance(problem.get("prompt"), list) and isinstance(problem["prompt"][0], dict)
             columns |= {"prompts": [problem["prompt"] if chat else question(problem)],
                         "completions": [[dict(role="assistant", content=text)] if chat else text]}
             (value,) = run_file(path)[name](**columns)

@@ -579,7 +579,7 @@ def test_the_name_of_a_run_may_be_a_number_or_hold_a_slash(tmp_path):
     assert readers.load(f"{table}:007").label == "007"
     assert readers.load(f"{table}:org/model").picture == tmp_path / "org_model_curve.png"
     pooled = readers.load(f"both={table}:007,{table}:org/model")    # no run's own picture
-    assert pooled.picture == Path("org_model_curve.png")
+    assert pooled.picture == Path("both_curve.png")
 
 
 def test_a_printed_dict_may_hold_any_of_numpy_s_numbers(tmp_path):

@@ -204,6 +204,10 @@ def test_to_a_prompt_of_messages_a_trl_function_gets_a_message_as_trl_has_it(fil
                        f"problems = [{{'prompt': {messages}, 'solution': '$\\\\frac12$'}}]",
                        "theirs.py")
     assert reasons(problems, [r"So \boxed{0.5}", r"So \boxed{0.6}"])[0] == ["correct", "wrong"]
+    _, problems = file("problems = [{'prompt': ['Say it.']}]      # a list of one text is a text\n"
+                       "def reward_func(prompts, completions):\n"
+                       "    return [(prompts, completions) == (['Say it.'], ['it'])]\n", "text.py")
+    assert reasons(problems, ["it", "no"])[0] == ["correct", "wrong"]
 
 
 def test_what_never_ends_or_ends_its_process_is_told_once_by_the_trainer(file, capfd):
