@@ -122,8 +122,8 @@ class RunFolder:
             if os.access(self.path, os.W_OK) and shutil.disk_usage(self.path).free >= needed:
                 return
             if look == 0:
-                wanted = f"a disk that can be written, {needed / 1e6:.3g} MB" if self.path.exists() \
-                    else "the folder to come back: was it moved or deleted?"
+                wanted = f"a disk that can be written, {needed / 1e6:.3g} MB" if \
+                    self.path.exists() else "the folder to come back: was it moved or deleted?"
                 print(f"{self.path}: waiting for {wanted}", file=sys.stderr, flush=True)
             time.sleep(0.2)
         self.patient = False
@@ -240,8 +240,7 @@ class RunFolder:
         checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
 
     def resume_hint(self):
-        first = "the first step" if self.path.exists() else f"{self.path}, if that comes back"
-        return f"the same command goes on from {self.newest() or first}"
+        return f"the same command goes on from {self.newest() or 'the first step'}"
 
 
 def progress(run):

@@ -158,7 +158,7 @@ def last_stretch(line, equation):
         sentence = RE.conclusion.sub("", sentence)
         if RE.taken_back.search(sentence) or RE.unfinished.search(sentence):
             return ""
-        parts = [part for part in RE.stop.split(sentence) if re.search("[\\w\ue000-\uefff∅∞]", part)]
+        parts = [one for one in RE.stop.split(sentence) if re.search("[\\w\ue000-\uefff∅∞]", one)]
         if parts:
             part = re.sub("[\ue000-\uefff]", lambda one: formulas.get(one[0], ""), parts[-1])
             part = re.sub(r",?\s*\b(?:and|or)\b", ",", part).strip(" ,;:.")

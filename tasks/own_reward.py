@@ -82,8 +82,9 @@ def judge(name, packed, text):
             value = run_file(path)[name](problem, text)
         else:  # lists of one, as in TRL: to a prompt of messages a message is the answer
             columns = {k: [v] for k, v in problem.items() if k not in ("prompt", "completion")}
-            chat = isinstance(problem.get("prompt"), list) and isinstance(problem["prompt"][0], dict)
-            columns |= {"prompts": [problem["prompt"] if chat else question(problem)],
+            asked = problem.get("prompt")
+            chat = isinstance(asked, list) and isinstance(asked[0], dict)
+            columns |= {"prompts": [asked if chat else question(problem)],
                         "completions": [[dict(role="assistant", content=text)] if chat else text]}
             (value,) = run_file(path)[name](**columns)
         value = value.item() if hasattr(value, "item") else value  # NumPy's, torch's

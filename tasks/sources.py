@@ -61,8 +61,8 @@ def checked_options(name, options, defaults):
     """Defaults with the given options over them. Raises TaskError: another option or type."""
     for key, value in options.items():
         if key not in defaults or type(value) is not type(defaults[key]):
-            raise TaskError(f"task option {key} = {value!r} is not one of {name!r}: {defaults}; is it "
-                            "of a --config? --task-options '{}' drops that")
+            raise TaskError(f"task option {key} = {value!r} is not one of {name!r}: {defaults}; if "
+                            "it is of a --config, --task-options '{}' drops it")
     return defaults | options
 
 
