@@ -55,8 +55,7 @@ def judged(text, gold, question=""):
         text[-LONGEST_TEXT:])).strip())
     for asked, bound in ((RE.asked_least, RE.at_least), (RE.asked_most, RE.at_most)):
         marked = bound.sub("", marked) if asked.search(question) else marked
-    if not plain_number(gold) or plain_number(gold)[0].denominator > 1:
-        marked = RE.roughly.sub("", marked)
+    marked = marked[:-400] + RE.trailing.sub(r"\1", RE.roughly.sub("", marked[-400:]))
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     text = RE.explained.sub("<answer>", text) if plain_number(gold) else text

@@ -584,8 +584,9 @@ def test_a_text_that_takes_its_number_back_or_breaks_off_does_not_pay(gold, ques
 
 @pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
     ("(2,3)", "", ["Setting x = 2 gives y = 3, so they meet at (2, 3).", "So x = 2 and y = 3.",
-      "They meet at (2, 3), since both are lines.", "It holds. They meet at $(2,3)$. We are done."],
-     ["They meet at (2, 3), not (3, 2).", "They meet at (3, 2), not (2, 3).", "Is it (2, 3)?",
+      "They meet at (2, 3), since both are lines.", "It holds. They meet at $(2,3)$. We are done.",
+      "They meet at (2, 3), not (3, 2)."],
+     ["They meet at (3, 2), not (2, 3).", "Is it (2, 3)?",
       "They meet at (2, 3) or (3, 2).", "Suppose they meet at (2, 3).", "Either (2, 3), I think.",
       "They meet at (2, 3). But this is wrong.", "It is (2, 3), and then (3, 2)."]),
     (r"\{2,3\}", "", ["The roots are 2 and 3.", "So x = 2 or x = 3.", "It is {2, 3}."],
@@ -650,7 +651,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 0, 0),
     ("eighth", 14, 2), ("ninth", 2, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
-    ("twelfth", 3, 0), ("thirteenth", 8, 1), ("fourteenth", 6, 0), ("sentences", 22, 3)])
+    ("twelfth", 3, 0), ("thirteenth", 8, 1), ("fourteenth", 6, 0),
+    ("sentences", 21, 2), ("fifteenth", 104, 28)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -988,6 +990,19 @@ def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
     ("0<a<b", "0<a<b", True), ("0<a<b", "0<a<c", False)])
 def test_inequalities_are_the_intervals_and_unions_that_they_say(text, gold, right):
     assert (verify(rf"\boxed{{{text}}}", gold)[0] > 0) == right
+
+
+@pytest.mark.parametrize(("text", "gold", "right"), [
+    ("We buy 12 packs, because 11 hold 66.", "12", True), ("It is 66, because 12 hold 72.", "72", False),
+    ("Its area is 48 cm², twice the 24 of the other.", "24", False), ("It is 13, not 12.", "12", False),
+    ("There are 3 boys and 4 girls, which makes 7 children.", "7", True),
+    ("He has 3 shelves with 5 books each, for a total of 15.", "15", True),
+    ("For a = 5, the area is 25.", "25", True), ("He paid 7 (or possibly 9).", "7", False),
+    (r"15/25 = 0.6, that is \boxed{60}.", "60", True), ("x is 2 and its color is red.", "red", True),
+    ("It has slope −1/2, the negative reciprocal of 2.", r"-\frac{1}{2}", True)])
+def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
+    """But no clause in which the answer stands."""
+    assert (verify(text, gold)[0] > 0) == right
 
 
 @pytest.mark.parametrize("row", [row for row in answers.ROWS if len(row) == 4],
