@@ -390,7 +390,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(first / (1e5 if law == "power" else 10), 2 * last, 400)
-        theta = grid_search(search, R, theta[3], A_nodes, C_mid_nodes)
+        theta = grid_search(search, R, theta[3], A_nodes, np.asarray(C_mid_nodes, float))
 
     rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
     fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), rivals)

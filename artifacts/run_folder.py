@@ -93,6 +93,7 @@ class RunFolder:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, kept)
             elif not (filecmp.cmp(path, kept) or path.parent.name in ("tests", "bench", "course")):
+                shutil.copy(path, f"{kept}.changed")    # a trace, also if it is changed back
                 print(f"warning: {path} has changed since this run began, and counts from here on; "
                       f"what it was: {kept}", file=sys.stderr)
 

@@ -42,7 +42,7 @@ def read_model(what, config, **options):
         raise ConfigError(f"{about}no folder with config.json and weights of 16 or 32 bits (GGUF "
                           "is not read; an adapter: merge it into its base model); `make toy` and "
                           "`make smollm2` make those of configs/; the hub's names read OWNER/NAME")
-    with refused(f"{about}cannot be read: ", Exception):
+    with refused(f"{about}{'no folder; ' * (not Path(name).exists())}cannot be read: ", Exception):
         # transformers would take the base model, or what lies beside the adapter.
         if find_adapter_config_file(name) or any(Path(name).glob("adapter*.safetensors")):
             raise ValueError("an adapter: merge it into its base model (peft's merge_and_unload), "

@@ -1,2 +1,1 @@
-"""The command of fit.py (command.py): logs (readers.py), the verdict (forecast.py, like.py,
-plan.py, callback.py), comparison of recipes (compare.py), pictures (figures.py)."""
+"""The command of fit.py: readers, verdicts, comparison, pictures. fit.py needs none of them."""

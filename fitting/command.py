@@ -129,7 +129,7 @@ def arguments(argv):
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
     add("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or typical")
-    add("--apart", type=float, metavar="D", help="--plan for telling two recipes D apart")
+    add("--apart", type=float, metavar="D", help="in place of --plan: to tell two recipes D apart")
     add("--answers", type=float, metavar="N", help="of an evaluation, problems times samples")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
@@ -165,7 +165,8 @@ def report(args):
     for each in earlier:
         print(f"earlier run: {each.label}: {each.y}", *each.notes, sep="; ")
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0) for each in earlier])
-    if any(np.array_equal((one.C, one.R), (two.C, two.R)) for one in earlier for two in curves):
+    old, new = ([{*zip(each.C, each.R)} for each in runs] for runs in (earlier, curves))
+    if any(one <= two or two <= one for one in old for two in new):
         raise BadInput("--like: an earlier run is the run itself, and knows its end")
     several, fits, warnings = len(curves) > 1, {}, []
     if several and args.by_problem:
@@ -180,7 +181,7 @@ def report(args):
         warnings += doubts
     whole = {curve.label: fits[curve.label] for curve in curves}
     if several:
-        print(*compare_lines(curves, whole, refits), sep="\n")
+        print(*["whole runs:"] * bool(args.until), *compare_lines(curves, whole, refits), sep="\n")
     why = [line for each in fits.items() for line in rival_lines(*each, args.why)]
     why += warnings if args.why else [
         f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] * bool(warnings)
@@ -189,7 +190,7 @@ def report(args):
         path, part = Path(args.out or curve.picture), "with earlier runs" if prior else "first part"
         early = None if several or judged is whole[curve.label] else judged
         plot_runs(curves, [*whole.values()], early, part).savefig(path, dpi=150)
-        print(f"picture: {path.with_suffix(path.suffix or '.png')}")
+        print(f"picture: {path.with_suffix(path.suffix or '.png')}" + ", whole runs" * several)
 
 
 def main(argv=None):

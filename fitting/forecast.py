@@ -38,7 +38,7 @@ def judge(fit, C):
         verdict, reasons = LAST_VALUE, ["the curve ends within 0.02 of the last value"]
     elif abs(law - ends.mean()) >= abs(law - naive):
         verdict, reasons = RANGE, ["the line is no nearer to the curve than the last value is"]
-    elif high - low > WIDEST:
+    elif not high - low <= WIDEST:              # nor if C is empty, or no number
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
     if falls(fit):
         verdict, reasons = LAST_VALUE, ["the reward falls, and no law here does", *reasons]

@@ -1074,6 +1074,8 @@ def test_a_run_says_that_the_method_has_changed_since_it_began(micro, tmp_path, 
     told = capsys.readouterr().err
     assert f"warning: {ROOT / 'loss.py'} has changed since this run began" in told
     assert "what it was: runs/r/source/loss.py" in told and told.count("has changed") == 1
+    changed = kept.with_name("loss.py.changed")             # it stays, if it is changed back
+    assert changed.read_text() == (ROOT / "loss.py").read_text() != kept.read_text()
 
 
 def test_a_run_without_a_step_keeps_the_code_that_makes_its_first(micro, tmp_path, monkeypatch,

@@ -186,6 +186,14 @@ def test_a_reward_that_raises_for_every_answer_is_named_after_the_first_step(tmp
     assert told.startswith("symptom: answers cannot be judged, step 1 (")
 
 
+def test_a_gradient_of_zero_is_no_symptom_where_all_groups_of_a_step_are_equal(tmp_path):
+    """GRPO without the filter trains on such a step: its advantages are 0."""
+    for share, shown in (1.0, 0), (0.9, 1):
+        (tmp_path / "metrics.jsonl").write_text(json.dumps({
+            "step": 1, "grad_norm": 0., "tokens/trained": 7, "frac_reward_zero_std": share}) + "\n")
+        assert len(symptoms.found(symptoms.read(tmp_path))) == shown
+
+
 def test_harder_problems_that_are_only_evaluated_are_no_lag_of_the_held_out_ones(tmp_path):
     """`eval_tasks = "aime-24"` beside an easy training task: "learned by heart" was told of it."""
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(

@@ -235,7 +235,7 @@ def test_an_adapter_on_the_hub_is_refused_though_it_has_a_config_of_its_own(tmp_
     """transformers would look for it with peft installed alone, and else train what it finds."""
     monkeypatch.setattr(load, "find_adapter_config_file", lambda name: f"/cache/{name}")
     assert main([*arguments("somebody/adapter", gpus=0), "--dry-run"]) == 2
-    assert "somebody/adapter': cannot be read: an adapter: merge it" in capsys.readouterr().err
+    assert "somebody/adapter': no folder; cannot be read: an adapter:" in capsys.readouterr().err
 
 
 def test_a_tied_head_is_not_missing_and_further_tensors_are_named(tmp_path, seed):

@@ -80,6 +80,8 @@ def test_a_rival_that_fits_better_is_told_without_why(tmp_path, capsys):
     (["run", "--like", "run", "--law", "power"], "are of the sigmoid, not of --law power"),
     (["run", "--plan", ".02", "--law", "power"], "are of the sigmoid, not of --law power"),
     (["run", "--like", "run"], "--like: an earlier run is the run itself, and knows its end"),
+    (["a=run,other/run", "--like", "run"], "an earlier run is the run itself, and knows its end"),
+    (["run", "--like", "a=run,other/run"], "an earlier run is the run itself, and knows its end"),
     (["run", "--like", "falls"], "--like: earlier run 1 shows no rise, nor its B: leave it out"),
     (["run", "--like", "run", "zero"], "--like: earlier run 2 shows no rise"),
     (["run", "--plan", "0"], "--plan takes a number of at least 0.0001, got 0"),
@@ -114,6 +116,7 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_p
     for i, text in enumerate(("3", "null", '{"log_history": null}')):
         (tmp_path / f"value{i}.json").write_text(text)
     (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    write_run(tmp_path / "other/run", *made(seed=5, sd=0.01))
     write_run(tmp_path / "falls", *made(n=21, A=0.1, R0=0.8))
     write_run(tmp_path / "zero", np.arange(9.0), np.zeros(9))
     (tmp_path / "void.jsonl").write_text("")

@@ -81,6 +81,13 @@ def test_a_forecast_is_usable_where_the_law_is_nearer_to_the_line_than_to_the_la
     assert {(forecast.USABLE, True, False), (forecast.RANGE, False, True)} <= seen
 
 
+@pytest.mark.parametrize("at", [[], [np.nan]])
+@pytest.mark.filterwarnings("ignore:.*(empty slice|invalid value).*")
+def test_a_forecast_for_no_compute_is_not_called_usable(at):
+    C, R = made(n=21)
+    assert judge(fit_curve(C, R, bootstrap=60), np.array(at))["verdict"] == forecast.RANGE
+
+
 @pytest.mark.parametrize("rewards, middle", [
     ([0.30, 0.31, 0.29, 0.30, 0.31, 0.28], "naive"), ([0.20, 0.50, 0.60, 0.62, 0.63, 0.63], "law"),
     ([0.10, 0.11, 0.12, 0.14, 0.17, 0.21], "line")])
