@@ -233,7 +233,7 @@ def unit_of(part):
     if degree := RE.degree.search(part):
         return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
     end = RE.money.search(part) or RE.unit_at_end.search(clean(part))
-    end = re.sub(r"(?<=\w) (?:of|is|from|long|wide|high|deep|away)\b.*", "", end[0]) if end else ""
+    end = RE.beside_unit.sub("", end[0]) if end else ""
     words = re.findall(r"[a-z$€£]+|[2-9]", RE.text.sub(r" \1 ", end).lower())
     found = [UNITS.get(word) for word in words if word != "per"]
     return [] if None in found else sorted(found)
