@@ -38,7 +38,7 @@ def describe(run):
     first = f"\nFirst it is evaluated: {samples:,} samples." if run.evaluated is None else ""
     prompt = run.trainer.tokenizer.decode(next(iter(run.problems.prompts.values())))
     return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
-            f"{len(run.problems.heldout)} evaluated, {config.prompts_per_step} x "
+            f"{len(run.problems.heldout)} held out, {config.prompts_per_step} x "
             f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "
             f"{run.trainer.device}. Log: {run.folder.path}\nA prompt: {prompt!r:.400}{first}")
 

@@ -169,7 +169,7 @@ def test_the_commands_of_the_first_gpu_run_are_accepted_and_print_what_is_promis
     printed = "".join(path.read_text() for folder in ("", "engines", "scaleout", "artifacts")
                       for path in (launch.ROOT / folder).glob("*.py"))
     for line in ("Self-test: sampler and trainer differ in log-prob by", "samples a step",
-                 "launcher: ", "Done: ", " evaluated, ", "as asked for", "; logs in ",
+                 "launcher: ", "Done: ", "held out", "as asked for", "; logs in ",
                  "sampler and trainer disagree before the first step"):
         assert line in text and line in printed, line
 
