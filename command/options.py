@@ -64,7 +64,9 @@ def parse(argv):
     given = {name: vars(flags)[name] for name in vars(Config()) if name in flags}
     config = make_config(values | given)
     saved = Path("runs") / config.name / "config.toml"
-    if saved.exists() and not (flags.fresh or flags.serve_only):
+    # A start that was refused has no line in the log yet: its settings may still be mended.
+    began = saved.exists() and saved.with_name("metrics.jsonl").exists()
+    if began and not (flags.fresh or flags.serve_only):
         before, values = (dataclasses.asdict(c) for c in (make_config(read_toml(saved)), config))
         before["name"] = config.name            # of a copied folder
         # "auto" was settled when the run began.

@@ -72,6 +72,7 @@ def test_a_run_goes_on_under_its_own_settings_and_for_as_many_steps_as_asked(tmp
     (tmp_path / "runs" / "r").mkdir(parents=True)
     before = Config(model="m", name="r", lr=3e-4, loss="grpo", steps=17, slots=64)
     (tmp_path / "runs" / "r" / "config.toml").write_text(to_toml(before))
+    (tmp_path / "runs" / "r" / "metrics.jsonl").touch()
     own = ["--config", "runs/r/config.toml"]
     assert parse([*own, "--steps", "23"])[0] == dataclasses.replace(before, steps=23)
     assert parse([*own, "--loss", "grpo"])[0] == before
@@ -95,6 +96,8 @@ def test_a_command_is_repeated_as_it_is_and_every_other_setting_is_named(tmp_pat
     (tmp_path / "runs" / "r").mkdir(parents=True)
     began = dataclasses.replace(parse(words)[0], engine="vllm", gpus=8)     # as a run settles them
     (tmp_path / "runs" / "r" / "config.toml").write_text(to_toml(began))
+    assert parse([*words, "--lr", "1e-4"])[0].lr == 1e-4    # refused before its first line
+    (tmp_path / "runs" / "r" / "metrics.jsonl").touch()
     assert parse([*words, "--gpus", "4"])[0] == dataclasses.replace(began, gpus=4)
     assert parse([*words, "--engine", "vllm"])[0].engine == "vllm"
     assert refusal([*words, "--eval-every", "7", "--engine", "transformers"]).startswith(

@@ -571,6 +571,7 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
         os.truncate(tmp_path / "cut" / "model.safetensors", 10_000)
     (tmp_path / "runs" / "taken").mkdir(parents=True)
     (tmp_path / "runs" / "taken" / "config.toml").touch()
+    (tmp_path / "runs" / "taken" / "metrics.jsonl").touch()
     base = SMALL | {"model": str(micro), "heldout_prompts": 8}
     if "--name" not in arguments:
         base["name"] = "bad"
