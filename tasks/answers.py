@@ -61,8 +61,12 @@ def judged(text, gold, question=""):
     text = RE.explained.sub("<answer>", text) if plain_number(gold) else text
     text = RE.tagged.sub(r"\\boxed{\1}", text)
     text = RE.field.sub(lambda x: r"\boxed{%s}" % x[1].strip('"').replace(r"\\", "\\"), text)
+    if several := re.search(r",|\\pm", gold):  # of bullets at the end, and of boxes, one list
+        named = len(RE.named_box.findall(text)) > 1
+        text = RE.named_box.sub(r"\2\1", text) if named else text
+        text = RE.bullets.sub(lambda list_: RE.bullet.sub(", ", list_[0]).strip(", \n"), text)
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
-    if re.search(r",|\\pm", gold):  # "\boxed{6} and \boxed{-6}" is one list
+    if several:  # "\boxed{6} and \boxed{-6}"
         each = iter(boxes)
         boxes = [", ".join(islice(each, one.count("\0"))) for one in RE.boxes.findall(text)]
     found = [part for part in boxes if part.strip()]
@@ -136,7 +140,9 @@ def undeclared(text, marked, question, number, ratio, reading=False, equation=Fa
         return ([part], [part]) if part else ([], [])
     if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
         text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
-    text = text[-LONGEST_ANSWER // 2 :]
+    above, _, alone = text[-LONGEST_ANSWER // 2 :].rpartition("\n")  # a number in the last line
+    listed = not plain_number(alone) or plain_number(above.rstrip().rpartition("\n")[2])
+    text = f"{above}\n{alone}" if listed else alone
     while (again := RE.again.search(text)) and re.search(rf"(?<![0-9.]){again[1]}\b", question):
         text = text[: again.start()]  # "15 primes below 50", where 50 is the question's
     found = RE.last_number.search(bare(text, ratio))

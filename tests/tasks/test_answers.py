@@ -652,7 +652,7 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 0, 0),
     ("eighth", 14, 2), ("ninth", 2, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 8, 1), ("fourteenth", 6, 0),
-    ("sentences", 21, 2), ("fifteenth", 104, 27)])
+    ("sentences", 21, 2), ("fifteenth", 102, 27), ("sixteenth", 25, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -948,7 +948,23 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     ("<answer>sqrt(16)</answer>", "4", "", True), ("<answer>sqrt(15)</answer>", "4", "", False),
     ("<answer>ln(3) + arctan(2)</answer>", r"\arctan 2 + \ln 3", "", True),
     ("<answer>log_2(3)</answer>", r"\log_3 2", "", False),
-    (r"<answer>\frac{4.0}{5.0}</answer>", r"\frac45", "", True)])
+    (r"<answer>\frac{4.0}{5.0}</answer>", r"\frac45", "", True),
+    # A number alone in the last line, below working; but of two such lines neither
+    ("17 * 6 = 60 + 42\n\n102", "102", "", True), ("17 * 6 = 60 + 42\n\n101", "102", "", False),
+    ("x = 4\n\n7", "7", "", False), ("3\n\n7", "7", "", False),
+    # A list in bullets, boxes with names, a rate beside a box, a note below
+    ("The solutions are:\n\n1. $x = 1$\n2. $x = -5$", "1, -5", "", True),
+    ("The solutions are:\n\n1. $x = 1$\n2. $x = 5$", "1, -5", "", False),
+    ("So the solution is:\n\n* x = 4\n* y = 2", "(4, 2)", "", True),
+    ("So the solution is:\n\n* x = 2\n* y = 4", "(4, 2)", "", False),
+    (r"Hence $y=\boxed{-1}$ and $x=\boxed{4}$.", "(4,-1)", "", True),
+    (r"Hence $y=\boxed{4}$ and $x=\boxed{-1}$.", "(4,-1)", "", False),
+    (r"so the average speed is $\boxed{30}$ km/h.", "30 km/h", "", True),
+    (r"so the average speed is $\boxed{30}$ m/h.", "30 km/h", "", False),
+    ("So x³ = 343.\n\nNote: without the condition, x could also be -7.", "343", "", True),
+    # Hedged, or denied
+    ("It could be 54, it could be 56.", "56", "", False), ("It is no longer 8.", "8", "", False),
+    ("It is different from 10, because 20 is a multiple.", "10", "", False)])
 def test_what_outputs_of_other_models_showed(text, gold, question, right):
     """Frames of other people's prompts: bench/answers/README.md, outputs.csv."""
     assert (verify(text, gold, question=question)[0] > 0) == right
