@@ -286,8 +286,8 @@ class Fit:
     law: str
     n: int
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
-    C: np.ndarray             # (n,) the compute that was fitted, ascending
-    R: np.ndarray             # (n,)
+    C: np.ndarray = field(repr=False)       # (n,) the compute that was fitted, ascending
+    R: np.ndarray = field(repr=False)       # (n,)
     pool: tuple = field(repr=False)         # Replicates of this law and, if in POOLED, the other
     rivals: dict              # as from compare_laws: the other law, then "constant"
     warnings: tuple = ()      # sentences

@@ -128,8 +128,9 @@ def arguments(argv):
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or typical")
-    add("--apart", type=float, metavar="D", help="in place of --plan: to tell two recipes D apart")
+    plan = p.add_mutually_exclusive_group().add_argument
+    plan("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or typical")
+    plan("--apart", type=float, metavar="D", help="in place of --plan: to tell two recipes D apart")
     add("--answers", type=float, metavar="N", help="of an evaluation, problems times samples")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
