@@ -47,6 +47,8 @@ def read_model(what, config, **options):
         if find_adapter_config_file(name) or any(Path(name).glob("adapter*.safetensors")):
             raise ValueError("an adapter: merge it into its base model (peft's merge_and_unload), "
                              "save that, and give its folder")
+        if any(path.stat().st_size < 200 for path in Path(name).glob("*.safetensors")):
+            raise ValueError("weights of a few bytes: `git lfs pull` there brings the real ones")
         return what.from_pretrained(name, **options)
 
 

@@ -143,6 +143,8 @@ WRONG = {
                                                   torch.ones(4, 48)}), "an adapter inside.*lora_A"),
     "another kind inside": (lambda f: without(f, **{UP.replace("weight", "hada_w1_a"):
                                                     torch.ones(4, 48)}), "an adapter inside.*hada"),
+    "a pointer of git-lfs": (lambda f: (f / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\nsize 3100000\n"), "git lfs pull"),
     "adapter weights alone": (lambda f: (f / "adapter_model.safetensors").touch(),
                               "an adapter.*merge it"),
     "int8 of bitsandbytes": (lambda f: without(f, **{
