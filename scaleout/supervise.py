@@ -98,7 +98,6 @@ class Child:
     def start(self):
         if self.hangs:
             self.hangs.unlink(missing_ok=True)              # of an earlier process
-        self.ended = False                  # what is left of it, where its reaper was killed
         with open(self.log, "ab", 0) if self.log else contextlib.nullcontext() as output:
             self.log_start = output.tell() if output else 0     # after what an earlier start wrote
             self.process = subprocess.Popen(    # in a session: Ctrl-C is ours to pass on
@@ -108,7 +107,11 @@ class Child:
     @property
     def status(self):
         """None while it runs; then its exit status, 128 + n if signal n ended it."""
-        return self.process.poll()
+        if self.process.returncode is None and self.process.poll() == -signal.SIGKILL:
+            # Its reaper was killed: end what that ran. Once: the number may be another's later.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.returncode
 
     def send(self, number):
         with contextlib.suppress(BrokenPipeError, ValueError):      # it has ended, or will
@@ -167,11 +170,6 @@ class Supervisor:
     def look(self):
         """The exit status of the run; None while it goes on."""
         first = self.signals.first
-        for child in (*self.servers, *self.trainers):
-            if child.status == -signal.SIGKILL and not child.ended:     # end what its reaper ran
-                child.ended = True          # once: the number may be another's later
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.process.pid, signal.SIGKILL)
         if self.signals.second or first and not self.trainers:
             return exit_code(first)
         ended = [trainer for trainer in self.trainers if trainer.status is not None]
