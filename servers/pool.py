@@ -1,9 +1,9 @@
 """pool.py: the vLLM servers of a run, connected, watched, given weights and samples.
 
-A server is lost (not connected), stale (without the current weights: no requests) or ready. A push
-is: no new requests, pause (running sequences keep their keys and values), send, finish, resume. If
-any of it fails, the server is lost, and its unfinished samples are asked again elsewhere. A request
-has no deadline; a server that counts no new token for one is lost."""
+A server is lost (not connected), stale (without the current weights), paused (in a push) or ready:
+only then it gets requests. A push is: pause (running sequences keep their keys and values), send,
+finish, resume. If any of it fails, the server is lost, and its unfinished samples are asked again
+elsewhere. A request has no deadline; a server that counts no new token for one is lost."""
 import asyncio
 import contextlib
 import queue

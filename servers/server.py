@@ -51,7 +51,6 @@ class Server:
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
         self.connection = ""            # a new name whenever it is connected
-        self.paused = None              # the connection in which the push under way has begun
         self.slots = 0                  # requests in flight, at most
         self.requests = {}              # in flight: {task: (sampler, sample)}
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
@@ -135,8 +134,7 @@ class Server:
         """Begin a push: no new requests, stop generating, open an update."""
         if self.state == "lost":        # since the push chose it
             raise ServerFailed(self.why)
-        self.set_state("stale")
-        self.paused = self.connection
+        self.set_state("paused")
         await self.post("/pause?mode=keep&clear_cache=false", limit_s=LOOK_S)
         with contextlib.suppress(ServerFailed):     # a trainer that was killed has left one open
             await self.post("/start_weight_update")
@@ -150,7 +148,7 @@ class Server:
     def check_paused(self):
         """A server that was lost amid a push, perhaps for a request, and is connected again has
         thrown away what it had received: the rest would be loaded among older weights."""
-        if self.state != "stale" or self.paused != self.connection:
+        if self.state != "paused":
             raise ServerFailed("it was lost meanwhile")
 
     async def receive(self, info, data):        # of `buckets`
