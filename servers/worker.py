@@ -19,7 +19,6 @@ from engines.vllm_inprocess import repack
 class HttpEngine(WeightTransferEngine):
     """The receiving end in one worker, by the names that vLLM calls."""
     init_info_cls = update_info_cls = SimpleNamespace   # made from the JSON that the trainer sends
-    received = ()
 
     def start_weight_update(self, _=None):
         self.received = []              # perhaps of a trainer that went away in the middle
