@@ -1,9 +1,10 @@
 """team.py: the processes that train one model together: `Alone`, or several `Ranks`. Ours.
 
 On GPUs accelerate shards the model (FSDP2: fp32 weights, fp32 reduction); on CPUs every rank has
-all of it, and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`, whose
-calls the other ranks repeat. torch sends them pickled: private networks only."""
+all of it, and gloo sums the gradients. Rank 0 runs the training loop, and the other ranks repeat
+the CALLS of its trainer. torch sends them pickled: private networks only."""
 import contextlib
+import copy
 import datetime
 import os
 import signal
@@ -17,10 +18,11 @@ from torch.distributed.tensor import DTensor
 from artifacts.resume import Stopped
 from engines.load import compute_dtype, device_of
 from engines.packed import cost_tokens
-from engines.trained_model import TrainedModel
 from scaleout.supervise import SIGNALS
 
 LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
+# `weights` gathers a few layers at a time: a send to the servers amid a collective would hang.
+CALLS = ("update", "logprobs", "gather", "save", "load")
 
 
 def make_team(config):
@@ -163,7 +165,15 @@ class Ranks(Alone):
         """Rank 0 gets a trainer that stands for all of them. The others serve until the end."""
         if self.rank:
             raise SystemExit(self.serve(trainer))
-        return SharedTrainer(trainer, self)
+        leader = copy.copy(trainer)         # what a call itself calls is the trainer's own
+        for name in CALLS:
+            setattr(leader, name, partial(self.call_all, name, getattr(trainer, name)))
+        return leader
+
+    def call_all(self, name, method, *arguments, **own):        # own: of rank 0's trainer alone
+        with self.together(name):
+            self.call(name, *arguments)
+            return method(*arguments, **own)
 
     def call(self, name=None, *arguments):
         """Rank 0: the others make this call next. They get [name, version, arguments] of it."""
@@ -205,22 +215,3 @@ class Ranks(Alone):
                 sentence += ": another rank is dead, stuck or cut off, see its log"
                 time.sleep(LOST_S)
             raise RuntimeError(sentence) from error
-
-
-class SharedTrainer:
-    """Rank 0's `scalerl.Trainer`, as the training loop calls it: its CALLS are of all ranks."""
-    CALLS = ("update", "logprobs", "gather", "save", "load")
-
-    def __init__(self, trainer, team):
-        self.trainer, self.team = trainer, team
-
-    def __getattr__(self, name):            # or else model, tokenizer, dtype, device
-        return partial(self.call, name) if name in self.CALLS else getattr(self.trainer, name)
-
-    def call(self, name, *arguments, **own):        # own: of rank 0's trainer alone
-        with self.team.together(name):
-            self.team.call(name, *arguments)
-            return getattr(self.trainer, name)(*arguments, **own)
-
-    # A few layers at a time: a send to the servers amid a collective of the ranks would hang.
-    weights = TrainedModel.weights
