@@ -166,12 +166,8 @@ class Problems:
     heldout: dict  # id -> Problem, to evaluate on: held-out ones, then those of evaluation sets
     curve_tasks: set  # of the held-out ones: their pass rate is the curve, the others are shown
     prompts: dict  # id -> token ids
+    prompt_tokens: int  # of the longest prompt: it sizes the cache
     log: dict  # how many are kept and left out, for the first line of metrics
-
-    @property
-    def prompt_tokens(self):
-        """Tokens of the longest prompt: it sizes the cache."""
-        return max(len(self.prompts[i]) for i in [*self.train, *self.heldout])
 
 
 def check_files(config):
@@ -213,4 +209,5 @@ def load_problems(config, tokenizer, verifier, kept=None):
         raise TaskError(f"{'' if known else f'task = {config.task!r}: '}{error}") from None
     counts |= {"train": len(train), "heldout": len(heldout | extra)}
     return Problems(train, heldout | extra, {p.task for p in heldout.values()}, prompts,
+                    max(map(len, prompts.values())),
                     {f"problems/{what}": count for what, count in counts.items()})
