@@ -11,6 +11,15 @@ from typing import get_args, get_type_hints
 from config import Config, ConfigError
 
 
+@contextlib.contextmanager
+def refused(about="", errors=ValueError):
+    """These errors of what is called inside are the user's wrong input: a ConfigError."""
+    try:
+        yield
+    except errors as error:
+        raise ConfigError(about + (" ".join(str(error).split())[:300] or repr(error))) from None
+
+
 def check(config):
     """Raises ConfigError for what cannot work; GPUs and model are checked later."""
     def refuse(name, right):
@@ -61,10 +70,8 @@ def check(config):
     ):
         if wrong:
             refuse(name, right)
-    try:
+    with refused(f"vllm_args = {config.vllm_args!r}: cannot be split into options: "):
         shlex.split(config.vllm_args)
-    except ValueError as error:
-        refuse("vllm_args", f"cannot be split into options ({error})")
     to_toml(config)                           # refuses what a resumed run could not read
 
 
@@ -93,10 +100,8 @@ def typed(name, value, kind):
 
 def read_toml(path):
     """The settings in a TOML file, as {name: value}."""
-    try:
+    with refused(f"{path}: cannot be read as TOML: ", (OSError, ValueError)):   # no file, no text
         values = tomllib.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:          # no file, no TOML, or no text
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
     if unknown := [*values.keys() - {field.name for field in dataclasses.fields(Config)}]:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; --help lists all")
     return values

@@ -29,7 +29,7 @@ def main(argv=None, make_trainer=Trainer):
         config, flags = parse(argv)
         if flags.report:
             from command.report import write_report     # matplotlib, which training never needs
-            with load.refused():
+            with settings.refused():
                 print(*write_report(flags.report), sep="\n")
             return 0
         if flags.dry_run:

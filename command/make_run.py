@@ -7,6 +7,7 @@ import torch
 
 from artifacts.resume import KeptAnswers
 from artifacts.run_folder import EVALUATION
+from artifacts.settings import refused
 from config import ConfigError
 from engines import load, packed
 from engines.vllm_inprocess import VllmSampler
@@ -56,7 +57,7 @@ def make_samplers(config, trainer, prompt_tokens):
               f"{config.slots}", file=sys.stderr)
     shared |= dict(head_fp32=config.head_fp32)
     if config.engine == "vllm":
-        with load.refused():
+        with refused():
             sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, slots=slots,
                                   seed=config.seed, dtype=trainer.dtype,
                                   eager="--enforce-eager" in config.vllm_args)
@@ -69,7 +70,7 @@ def make_samplers(config, trainer, prompt_tokens):
 
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
-    with load.refused():
+    with refused():
         pool = ServerPool(read_addresses(config.vllm_url, 3 * config.deadline_s),
                           slots=config.slots, length=length, dtype=trainer.dtype,
                           vocab=trainer.model.get_input_embeddings().num_embeddings,

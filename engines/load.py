@@ -1,6 +1,5 @@
 """load.py: from the settings to what computes: the model, its tokenizer, its device, the engine.
 What they do not allow is refused in one sentence, a ConfigError, before minutes of loading."""
-import contextlib
 import importlib.metadata
 import importlib.util
 import math
@@ -12,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import find_adapter_config_file, logging as transformers_logging
 
+from artifacts.settings import refused
 from config import ConfigError
 from engines import accept
 from engines.own_forward import is_packed, text_config
@@ -23,15 +23,6 @@ WRONG_ON_VLLM = {"gpt_oss", "mixtral", "qwen3_next"}
 # Tensors beside the weights in files that no config calls quantized, or of an adapter.
 NOT_WHOLE = re.compile(r"weight_scale|input_scale|scale_inv$|[.]scales$|[.]q(weight|zeros)$|"
                        r"zero_point$|absmax$|[.]SCB$|(?i:lora_|lokr_|hada_|ia3_)")
-
-
-@contextlib.contextmanager
-def refused(about="", errors=ValueError):
-    """These errors of what is called inside are the user's wrong input: a ConfigError."""
-    try:
-        yield
-    except errors as error:
-        raise ConfigError(about + (" ".join(str(error).split())[:300] or repr(error))) from None
 
 
 def read_model(what, config, **options):

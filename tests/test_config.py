@@ -198,7 +198,7 @@ BAD_INPUT = {
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
                               "use the setting tensor_parallel"),
-    "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options (No closing"),
+    "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options: No closing"),
     "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
 }
 
