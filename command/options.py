@@ -15,19 +15,16 @@ SOURCE = (Path(__file__).parents[1] / "scalerl.py").read_text("utf-8")
 ABOUT = SOURCE.split('"""')[1].partition("\n\nOne step: ")[0]
 
 
-def settings_help():
-    """The fields of Config as its source has them: type, default, and a comment that explains."""
+def make_parser():
+    # The fields of Config as its source has them: type, default, and a comment that explains.
     source = inspect.getsource(Config)
     fields = source[source.index("    # -- "):source.index("    def schedule")]
-    return "settings, each also a key of FILE, as eval_every = 50:\n\n" + re.sub(
+    settings = "settings, each also a key of FILE, as eval_every = 50:\n\n" + re.sub(
         r"(?m)^    (\w+):", lambda field: f"  {option(field[1])}:", fields)
-
-
-def make_parser():
     parser = argparse.ArgumentParser(
         prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT,
-        epilog=settings_help(), allow_abbrev=False)
+        epilog=settings, allow_abbrev=False)
     add = parser.add_argument
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
