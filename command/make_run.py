@@ -39,7 +39,17 @@ def make_samplers(config, trainer, prompt_tokens):
     shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature,
                   eos_ids=load.end_ids(config, trainer.tokenizer, trainer.model))
     if config.vllm_url:
-        return server_samplers(config, trainer, rule, positions, shared)
+        with refused():
+            pool = ServerPool(read_addresses(config.vllm_url, 3 * config.deadline_s),
+                              slots=config.slots, length=positions, dtype=trainer.dtype,
+                              vocab=trainer.model.get_input_embeddings().num_embeddings,
+                              head_fp32=config.head_fp32, cuda=trainer.device == "cuda",
+                              deadline_s=config.deadline_s, logs=Path("runs", config.name, "logs"))
+        make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
+                                 weights=trainer.weights)
+        # While the trainer trains, slots that fall free are filled from a step's worth in wait.
+        ahead = config.prompts_per_step * config.samples_per_prompt
+        return make(seed=config.seed, ahead=ahead), make(seed=config.seed + 1)
     slots = config.slots
     if trainer.device == "cuda":                    # a CPU's memory is not looked at
         left = Estimate(config, trainer.model, output, length, trainer.dtype, device_here(True),
@@ -66,18 +76,3 @@ def make_samplers(config, trainer, prompt_tokens):
         trainer.model, trainer.dtype)               # bf16 weights of its own: masters are fp32
     make = functools.partial(TransformersSampler, generator, trainer.tokenizer, rule, **shared)
     return make(seed=config.seed, slots=config.slots), make(seed=config.seed + 1, slots=slots)
-
-
-def server_samplers(config, trainer, rule, length, shared):
-    """Both samplers on the servers that vllm_url names."""
-    with refused():
-        pool = ServerPool(read_addresses(config.vllm_url, 3 * config.deadline_s),
-                          slots=config.slots, length=length, dtype=trainer.dtype,
-                          vocab=trainer.model.get_input_embeddings().num_embeddings,
-                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda",
-                          deadline_s=config.deadline_s, logs=Path("runs", config.name, "logs"))
-    make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
-                             weights=trainer.weights)
-    # While the trainer trains, slots that fall free are filled from a step's worth in wait.
-    ahead = config.prompts_per_step * config.samples_per_prompt
-    return make(seed=config.seed, ahead=ahead), make(seed=config.seed + 1)
