@@ -46,15 +46,6 @@ def load_state(run, state):
     run.push_weights()              # the sampler may have a copy of its own, still untrained
 
 
-def untrain(run, groups, rewards):
-    """Give back to the pacer what a step had taken, as if its rewards (P, G) were not known. A
-    truncated or wrong sample earns -1, a right one 0 at least."""
-    for group, row in zip(groups, rewards):
-        run.pacer.groups[group.group_id] = group
-        run.curriculum.record(group.prompt_id, -int((row > -1).sum()), -len(row))
-    run.pacer.collecting = False                # of a round of PPO: it was complete
-
-
 def sampler_state(sampler):
     """The cache of a `TransformersSampler` is saved: weights that are gone computed part of it."""
     if hasattr(sampler, "state"):

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from artifacts import checkpoint
-from artifacts.resume import Stopped, load_state, problems_hash, state_of, untrain
+from artifacts.resume import Stopped, load_state, problems_hash, state_of
 from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
 
@@ -147,11 +147,15 @@ class RunFolder:
     @contextlib.contextmanager
     def bad_step(self, run, groups, rewards, rollouts):
         """Around a training step on `rollouts`, what is left of `groups` with `rewards` (P, G): a
-        number that is not finite ends the run; one stopped half-way gives back its groups."""
+        number that is not finite ends the run; one stopped half-way gives the pacer its groups."""
         try:
             yield
-        except Stopped:
-            untrain(run, groups, rewards)
+        except Stopped:                 # as if the rewards of these groups were not known
+            for group, row in zip(groups, rewards):
+                run.pacer.groups[group.group_id] = group
+                # A truncated or wrong sample earns -1, a right one 0 at least.
+                run.curriculum.record(group.prompt_id, -int((row > -1).sum()), -len(row))
+            run.pacer.collecting = False            # of a round of PPO: it was complete
             raise
         except (FloatingPointError, ValueError) as error:
             path = self.path / "bad_step.jsonl"
