@@ -47,7 +47,7 @@ def verify(text, answer, kind="math", question=""):
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
     "unreadable", "bad reward", "timeout" or "error".
     Without a deadline: a model's samples go through `Verifier`. Raises TaskError: unknown kind."""
-    job = read(text, answer, kind, question)
+    job = read(text, str(answer), kind, question)
     reason = job if isinstance(job, str) else grade(*job)
     return (1.0 if reason == "correct" else -1.0), reason
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections import Counter
 from types import SimpleNamespace
 
@@ -240,7 +241,7 @@ def test_unit_tests_are_no_part_of_the_gold_check():
 class Letters:
     """A tokenizer of a base model: a token is a letter."""
 
-    chat_template = eos_token_id = None
+    chat_template = eos_token_id = unk_token_id = None
 
     def __call__(self, text):
         return {"input_ids": list(text)}
@@ -262,6 +263,18 @@ def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
     with pytest.raises(ConfigError, match=says):
         load_problems(Config(task=path, heldout_prompts=3, think_open="<think>"), tokenizer,
                       AtOnce())
+
+
+def test_prompts_that_the_tokenizer_cannot_spell_are_a_warning(tmp_path):
+    """The toy knows digits and signs: a run on other questions would learn from "<unk>" alone."""
+    rows = [{"question": f"{n}+{n}", "answer": "1"} for n in range(8)]
+    for asked, lost in ((rows, 0), ([*rows, {"question": "Add Ω to 3!", "answer": "3"}], 1)):
+        path = write_jsonl(tmp_path / f"{lost}.jsonl", asked)
+        with warnings.catch_warnings(record=True) as told:
+            load_problems(Config(task=path, heldout_prompts=3), toy.make_tokenizer(), AtOnce())
+        assert [str(w.message).partition(", and reads")[0] for w in told] == [
+            f"the model's tokenizer does not know all characters of 1 of {len(asked)} prompts"
+        ] * lost
 
 
 def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):

@@ -113,6 +113,10 @@ def test_numbers_are_compared_by_value(text, gold):
     assert verify(gold, text)[0] == 1.0
 
 
+def test_a_gold_answer_may_be_a_number():
+    assert verify("So it is 7.", 7)[0] == 1.0 and verify(r"\boxed{7.4}", 7.5)[0] == -1.0
+
+
 def test_values_that_floats_confuse_are_kept_apart():
     """With floats 0.1 + 0.2 is not 0.3, and 10**17 + 1 is 10**17."""
     assert verify("0.30", "3/10")[0] == 1.0
