@@ -248,9 +248,9 @@ def unit_of(part):
 def other_unit(part, gold, question):
     """Whether an answer has another unit than the gold one or, if that has none, the question."""
     found, wanted = unit_of(part), unit_of(gold)
-    question = RE.squared.sub(r"square \1", question.lower().strip())
     if wanted or not found:
         return found not in ([], wanted)
+    question = RE.squared.sub(r"square \1", question.lower().strip())
     asked = [re.split(" per |[ /]", phrase) for phrase in RE.asked_unit.findall(question)]
     asked = {tuple(sorted(map(UNITS.get, words))) for words in asked if UNITS.keys() >= {*words}}
     if len(asked) != 1:
