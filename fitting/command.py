@@ -112,7 +112,7 @@ def report_run(args, refit, curve, prior=None):
 def arguments(argv):
     p = argparse.ArgumentParser(prog="fit.py", description=ABOUT, epilog=NOTES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = p.add_argument
+    add, plan = p.add_argument, p.add_mutually_exclusive_group().add_argument
     add("runs", nargs="*", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
     add("--x", help="column of compute")
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
@@ -128,7 +128,6 @@ def arguments(argv):
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    plan = p.add_mutually_exclusive_group().add_argument
     plan("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or typical")
     plan("--apart", type=float, metavar="D", help="in place of --plan: to tell two recipes D apart")
     add("--answers", type=float, metavar="N", help="of an evaluation, problems times samples")
