@@ -194,8 +194,8 @@ def load_problems(config, tokenizer, verifier, kept=None):
             template_options=config.template_options)) for p in problems if p.id not in bad_gold}
         unknown = [i for i, ids in prompts.items() if tokenizer.unk_token_id in ids]
         if unknown:  # None, where a tokenizer knows all, is in no prompt
-            warnings.warn(f"the model's tokenizer does not know all characters of {len(unknown)} of "
-                          f"{len(prompts)} prompts, and reads {tokenizer.unk_token}; the first: "
+            warnings.warn(f"the model's tokenizer does not know all characters of {len(unknown)} "
+                          f"of {len(prompts)} prompts, and reads {tokenizer.unk_token}; the first: "
                           f"{tokenizer.decode(prompts[unknown[0]])!r}", stacklevel=1)
         first = next(iter(prompts.values()), ())
         if len(prompts) > 1 and all(ids == first for ids in prompts.values()):
