@@ -16,6 +16,7 @@
 # make stress    under lag and large steps: ScaleRL, and other practice, on five toys
 # make timeline  the README's picture of a step, docs/timeline.png (RUN=NAME: runs/NAME/step.png of another run)
 # make mix       two tasks at once, a curve each
+# make chaos     200 faults at a run, twice: three hours, Linux, root
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
 # make toy       the toy model alone, in models/toy
@@ -39,7 +40,7 @@ mix:   RUN := $(or $(RUN),$(call named,mix$(OF)))
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out public timeline stress study study-figures record mix check test student grade submit grade-all slides mutants grading-check gpu-check gpu-rehearsal toy smollm2 vllm clean
+.PHONY: demo seeds held-out public timeline stress study study-figures record mix chaos check test student grade submit grade-all slides mutants grading-check gpu-check gpu-rehearsal toy smollm2 vllm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
