@@ -301,7 +301,7 @@ def same_text(part, gold, question=""):
     marks = list(map(RE.mark.findall, sides))  # f'(x), \bar{A}
     value = re.sub(r"_\s*\{[^{}]*\}", "", part).rpartition("=")[2]  # no "=" of a sum's bound
     return False if marks[0] != marks[1] or len(value) > 80 + 4 * len(gold) or (
-        part.count(",") > 4 + 2 * gold.count(",")) or (  # a list of other things
+        len(RE.comma.findall(part)) > 8 + 2 * gold.count(",")) or (  # a list of other things
         RE.unevaluated.search(value) and not RE.unevaluated.search(gold)) or (
         RE.words.fullmatch(RE.text.sub(r"\1", part)) and re.search("[0-9]", gold)) or (
         RE.lowest.search(question) and "frac" in part and not re.search("frac|/|-", gold)) else None

@@ -90,12 +90,15 @@ def test_all_errors_of_the_rivals_are_those_of_the_curves():
 def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
     """Without intervals; the next test has two. Another CPU may end in another valley of an almost
     flat sum of squares, so a few thousandths are allowed."""
-    rows = [row for row in ALL if row["sigmoid"] != ""]
+    rows, exact = [row for row in ALL if row["sigmoid"] != ""], 0
     for row in rows:
         x, y, at, measured = foretold(row)
-        told = fit_curve(x, y, bootstrap=0).curve(at).mean() - measured
-        assert row["sigmoid"] == pytest.approx(told, abs=2e-3), row
-    assert len(rows) == len(ALL) - 7
+        fit = fit_curve(x, y, bootstrap=0)
+        if fit.rmse < 1e-9:         # as few points as parameters: many curves go through all of
+            exact += 1              # them, and the CPU's rounding picks one
+            continue
+        assert row["sigmoid"] == pytest.approx(fit.curve(at).mean() - measured, abs=2e-3), row
+    assert len(rows) == len(ALL) - 7 and exact < 0.05 * len(rows), exact
 
 
 @pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true",
