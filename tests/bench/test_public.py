@@ -94,11 +94,11 @@ def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
     for row in rows:
         x, y, at, measured = foretold(row)
         fit = fit_curve(x, y, bootstrap=0)
-        if fit.rmse < 1e-9:         # as few points as parameters: many curves go through all of
-            exact += 1              # them, and the CPU's rounding picks one
+        if fit.n <= 4 and fit.rmse < 1e-9:      # as few points as parameters: many curves go
+            exact += 1                          # through all, and the CPU's rounding picks one
             continue
         assert row["sigmoid"] == pytest.approx(fit.curve(at).mean() - measured, abs=2e-3), row
-    assert len(rows) == len(ALL) - 7 and exact < 0.05 * len(rows), exact
+    assert len(rows) == len(ALL) - 7 and exact < 50, exact      # 37 of 785
 
 
 @pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true",
