@@ -246,7 +246,9 @@ def test_the_signs_in_the_docs_are_counted_from_the_rows():
     none = [row for row in half if not any(sign(row) for sign in signs.values())]
     off, lost = (sum(abs(row["sigmoid"]) > .05 for row in some) for some in (every, none))
     page = " ".join((ROOT / "docs" / "fit.md").read_text().split())
-    assert f"in {off} of {len(every)} runs, with none in {lost} of {len(none)}, and" in page
+    assert (off, lost) == (0, 8) and (
+        f"Of the {len(every)} runs that show all three, no forecast from the half was off by more "
+        f"than .05. Of the {len(none)} that show none, {lost} were;") in page
     assert not sum(row["collapse"] for row in every) and "(none of those 10)" in page
 
 
@@ -611,10 +613,11 @@ def test_the_summaries_of_all_curves_are_those_of_the_rows():
     inside = hold(usable)
     assert (f"*Forecast usable* is said of {share} of the curves from the half and of {share_early}"
             f" from 30%.** There the median error is {of(usable, 'sigmoid', np.median)} from the "
-            f"half, for {of(usable, 'naive', np.median)} of the last value, and {inside} "
+            f"half (of the last value {of(usable, 'naive', np.median)}), and {inside} "
             "intervals hold.") in docs
     assert (f"It calls {share} of the published forecasts from the half *usable*: their median "
-            f"error is {medians(usable)} of the last value, and {inside} intervals hold.") in readme
+            f"error is {of(usable, 'sigmoid', np.median)} (of the last value "
+            f"{of(usable, 'naive', np.median)}), and {inside} intervals hold.") in readme
     assert (f"What it prints misses by {printed} from the half (last value {last}) and by "
             f"{printed_early} from 30% ({last_early}).") in readme
     language = [row for row in half if row["kind"] == "evaluations"]
