@@ -192,8 +192,8 @@ def load_problems(config, tokenizer, verifier, kept=None):
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,
             template_options=config.template_options)) for p in problems if p.id not in bad_gold}
-        unknown = [i for i, ids in prompts.items() if tokenizer.unk_token_id in ids]
-        if unknown:  # None, where a tokenizer knows all, is in no prompt
+        unk = tokenizer.unk_token_id  # None, where a tokenizer knows all, is in no prompt
+        if unknown := [i for i, ids in prompts.items() if unk in ids]:
             warnings.warn(f"the model's tokenizer does not know all characters of {len(unknown)} "
                           f"of {len(prompts)} prompts, and reads {tokenizer.unk_token}; the first: "
                           f"{tokenizer.decode(prompts[unknown[0]])!r}", stacklevel=1)
