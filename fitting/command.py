@@ -22,7 +22,6 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
     python fit.py runs/new --until 0.3 --like runs/old      # what an earlier run of its kind adds
     python fit.py runs/new --until 0.3 --by-problem         # from the counts of single problems
-    python fit.py --plan 0.02                               # how much evaluation a forecast takes
     python fit.py ours=runs/s1,runs/s2 grpo=runs/g1 --out compared.png    # recipes; pooled seeds"""
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
@@ -49,15 +48,13 @@ def rival_lines(label, fit, why):
 
 
 def held_out_lines(told, value):
-    low, high, seen = told["lo"], told["hi"], told["measured"]
+    law, low, high, seen = (told[name] for name in ("predicted", "lo", "hi", "measured"))
     where = "" if np.isnan(low) else f", {'in' if low <= seen <= high else 'outside'} the interval"
     return [f"predicted from the first part for the last {told['evaluations']} evaluations: "
-            f"{with_ends(told['predicted'], low, high)}; measured {seen:.3f}; "
-            f"error {told['error']:+.3f}{where}",
+            f"{with_ends(law, low, high)}; measured {seen:.3f}; error {law - seen:+.3f}{where}",
             f"naive forecast, the last 3 fitted evaluations carried forward: {told['naive']:.3f}; "
             f"error {told['naive_error']:+.3f}"] + [
-                f"the middle of three, {value:.3f}: error {value - seen:+.3f}"] * (
-                    bool(value != told["predicted"]))
+            f"the middle of three, {value:.3f}: error {value - seen:+.3f}"] * bool(value != law)
 
 
 def ahead_lines(fit, predict, target):
@@ -95,7 +92,7 @@ def report_run(args, refit, curve, prior=None):
                                   + verdict_line(judge(judged, ahead), where)])
         judged, where = like, f"{where} (with earlier runs)"
     if args.by_problem:
-        lines.insert(0, by_problem_lines(curve, args.x_scale, cut))
+        lines.insert(0, by_problem_lines(curve, args.x_scale, cut, [*fits.values()][-1]))
     lines += ["of the whole run: " * bool(cut) + line for line in ahead_lines(
         fit if cut else judged, args.predict, args.target)]
     if args.plan:
@@ -152,8 +149,7 @@ def report(args):
     if not args.runs:
         if not args.plan:
             raise BadInput("it takes a RUN, before --like; or --plan W, or --apart D alone")
-        print(*plan_lines(TYPICAL, 1, args.plan, args.until), sep="\n")
-        return
+        return print(*plan_lines(TYPICAL, 1, args.plan, args.until), sep="\n")
     columns = (args.x, args.y, args.x_scale, args.reward_range)
     if args.like and len(args.y or ()) > 1:
         raise BadInput("--like takes one --y: what is learned of one task is of no other")

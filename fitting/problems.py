@@ -1,11 +1,11 @@
 """problems.py: a forecast from the right samples of each problem (`--by-problem`). Ours.
 
-An item response model. With x = compute / the last fitted compute, problem i is solved by a share p
-of its samples:
+An item response model. With x = compute / the last one, a share p of problem i's samples is right:
 
     logit p = u_i + v_i x^b       u_i normal, log v_i normal, correlated;  p = 0 for a share of them
 
-All are fitted together by their marginal likelihood, u and v over 15 x 15 Gauss-Hermite nodes."""
+All are fitted together by their marginal likelihood, u and v over 15 x 15 Gauss-Hermite nodes.
+There is no ceiling: it promises too much to a run that levels off."""
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +47,7 @@ def read_counts(folder, x="compute/flops", y=""):
 
 def log_odds(theta, x):
     """logit p of each node (225,) at x (n,) -> (n, 225)."""
+    theta = np.clip(theta, *(PRIOR[:, 0] + [[-5], [5]] * PRIOR[:, 1]))      # else exp may overflow
     log_v = np.tanh(theta[4]) * NODES[0] + NODES[1] / np.cosh(theta[4])
     v = np.exp(theta[2] + np.exp(theta[3]) * log_v)
     return theta[0] + np.exp(theta[1]) * NODES[0] + v * x[:, None] ** np.exp(theta[5])
@@ -77,29 +78,28 @@ def by_problem(C, right, k, C_at, draws=100, seed=0):
             ((theta - PRIOR[:, 0]) / PRIOR[:, 1]) ** 2).sum() / 2
 
     def forecast(theta):                        # now, and at C_at
-        share = posterior(theta, x, right, k)[1]                                     # (N, 225)
-        p = (expit(log_odds(theta, ahead)) @ share.T).mean(1)
+        p = (expit(log_odds(theta, ahead)) @ posterior(theta, x, right, k)[1].T).mean(1)
         return p[0], p[1:].mean()
-    found = minimize(loss, PRIOR[:, 0], method="BFGS")
-    rng = np.random.default_rng(seed)
+    found, rng = minimize(loss, PRIOR[:, 0], method="BFGS"), np.random.default_rng(seed)
     many = rng.multivariate_normal(found.x, (found.hess_inv + found.hess_inv.T) / 2, draws)
     now, then = np.array([forecast(theta) for theta in many]).T
-    value = forecast(found.x)[1]
+    value = min(forecast(found.x)[1], 1.0)
     noise = np.sqrt(value * (1 - value) / (right.shape[1] * k * min(C_at.size, LAST)))
     then = then + (then - now) * rng.normal(0, LAW_ERROR, draws) + noise * rng.normal(size=draws)
     return (value, *interval(np.clip(then, 0, 1))), float((~right.any(0)).mean())
 
 
-def by_problem_lines(curve, scale, cut):
+def by_problem_lines(curve, scale, cut, fit):
     """The forecast of a run's end from the part up to `cut` of a Curve's compute (None: of twice
-    its compute from all), and the problems that were never solved, in words."""
+    its compute from all), and the problems never solved, in words. None if the Fit has no rise."""
     if curve.path is None:
         raise BadInput("--by-problem takes one run, not several that are pooled")
     C, right, k = read_counts(curve.path, curve.x.split(" times ")[0], curve.y)
     seen = C * scale <= (np.inf if cut is None else cut)
     C_at = np.full(LAST, 2 * C[-1]) if cut is None else C[~seen][-LAST:]
-    if not right[seen].any():
-        return f"by problem: no forecast, none of {right.shape[1]} problems was solved so far"
+    if why := fit.no_interval if right[seen].any() else (
+            f"none of {right.shape[1]} problems was solved so far"):
+        return f"by problem: no forecast, {why}"
     (value, low, high), unsolved = by_problem(C[seen], right[seen], k, C_at)
     told = (f"by problem: {value:.3f} [{low:.3f}, {high:.3f}]; {unsolved:.1%} of {right.shape[1]} "
             "problems were not solved so far")

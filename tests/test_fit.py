@@ -262,6 +262,14 @@ def test_a_slow_power_law_is_found_that_begins_far_before_the_data():
     assert power.A == pytest.approx(0.6, abs=1e-4) and power.B == pytest.approx(0.15, abs=1e-3)
 
 
+def test_a_power_law_is_fitted_over_42_orders_of_compute_without_a_word():
+    """numpy's warnings stood on the terminal, and the interval was nan."""
+    C = np.geomspace(1e-12, 1e30, 6)
+    with np.errstate(all="raise", under="ignore"):
+        fit = fit_curve(C, 0.9 - 0.8 * (C * 1e12) ** -0.1, law="power", bootstrap=20)
+        assert fit.A == pytest.approx(0.9, abs=1e-3) and np.isfinite(fit.predict(1e31)).all()
+
+
 def test_power_law_fitted_early_promises_a_ceiling_of_1_and_the_sigmoid_does_not():
     """A.4, A.7: on the long 8B run (A .645, B 1.70) the power law gives 1.0 from (1.5k, 50k), .74
     from (5k, 50k) and about .65 when fitted only late; the sigmoid gives .645 from each."""

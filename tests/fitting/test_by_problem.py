@@ -103,8 +103,11 @@ def test_a_log_without_counts_of_one_task_is_refused_in_a_sentence(tmp_path, tex
 def test_of_a_run_of_two_tasks_the_counts_are_those_of_y(tmp_path, capsys):
     """It was refused: "2 columns eval/<task>/right@k, not just one"."""
     C, right, *_ = made()
-    write(tmp_path / "evals.jsonl", C, right, 6, **{
-        "eval/b/right@6": [6, 0, 0], "eval/b/mean@6": 1 / 3})
+    write(tmp_path / "evals.jsonl", C, right, 6)
+    lines = (tmp_path / "evals.jsonl").read_text().splitlines()
+    (tmp_path / "evals.jsonl").write_text("".join(json.dumps(json.loads(line) | {
+        "eval/b/right@6": [i // 2, 1, 0], "eval/b/mean@6": (i // 2 + 1) / 18}) + "\n"
+        for i, line in enumerate(lines)))
     assert main([str(tmp_path), "--y", "eval/b/mean@6", "--by-problem", "--out", "none"]) == 0
     assert " of 3 problems were not solved so far" in capsys.readouterr().out
     assert read_counts(tmp_path, y="eval/toy/mean@6")[1].shape == right.shape
@@ -145,6 +148,28 @@ def test_evaluations_are_read_in_order_of_compute_and_cut_where_the_fit_is(tmp_p
         line, = (line for line in capsys.readouterr().out.splitlines() if "by problem" in line)
         (value, low, high), _ = by_problem(np.arange(10.0), right[:10], 6, np.arange(10.0, 15))
         assert line.startswith(f"by problem: {value:.3f} [{low:.3f}, {high:.3f}]")
+
+
+def test_a_run_without_a_rise_is_promised_none_by_problem(tmp_path, capsys):
+    """Its law has no ceiling: it foretold .555 [.539, .576] to a run that had stayed at .51."""
+    right = np.tile(np.arange(7), (10, 43))
+    right[::2, :9] -= right[::2, :9] > 0
+    write(tmp_path / "evals.jsonl", np.arange(10.0), right, 6)
+    for cut in ([], ["--until", "0.6"]):
+        assert main([str(tmp_path), "--by-problem", "--out", "none", *cut]) == 0
+        told = capsys.readouterr().out
+        assert "by problem: no forecast, a constant fits as well" in told
+
+
+@pytest.mark.parametrize("right", [
+    np.random.default_rng(3).binomial(4, np.random.default_rng(3).beta(1, 1, 512), (12, 512)),
+    [[0, 0, 0]] * 5 + [[4, 4, 4]]])
+def test_a_forecast_by_problem_is_a_number(right):
+    """exp() overflowed to nan; a mean of 1 + 2e-16 had no square root."""
+    C, right = np.arange(len(right)) * 1e-12, np.array(right)
+    with np.errstate(all="raise", under="ignore"):
+        (value, low, high), _ = by_problem(C, right, 4, np.full(5, 2 * C[-1]), draws=20)
+    assert 0 <= low <= high <= 1 and 0 <= value <= 1
 
 
 def test_a_run_that_solved_nothing_has_no_forecast_by_problem(tmp_path, capsys):
