@@ -85,7 +85,8 @@ class RunFolder:
         """Copy the code and the files of own tasks; say where a copy of before is another one."""
         parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")
         own = [Path(part.strip()).resolve() for part in parts if part.strip().endswith(".py")]
-        for path in {*own, *CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"), *CODE.glob("tasks/*.t*")}:
+        code = (CODE.glob(name) for name in ("[!.]*.py", "[a-z]*/[!.]*.py", "tasks/[!.]*.t*"))
+        for path in {*own, *itertools.chain.from_iterable(code)}:
             # Of an own task the whole path: two of them may have one name.
             name = Path("own", *path.parts[1:]) if path in own else path.relative_to(CODE)
             kept = self.path / "source" / name
@@ -163,9 +164,10 @@ class RunFolder:
             raise RuntimeError(f"{error}; the samples of step {run.step + 1} are in {path}"
                                ) from None
 
-    def rewind(self):
+    def rewind(self, problems=""):
         """Back to the newest whole checkpoint: what was logged after it is cut off, damaged ones
-        are renamed. Returns (its folder, its state), (None, None) where there is none yet."""
+        are renamed. Returns (its folder, its state), (None, None) where there is none yet. Refuses,
+        uncut, a run of other `problems` (their hash)."""
         self.wait_for_disk()
         self.lock()
         for parent in (self.path, self.checkpoints):
@@ -192,6 +194,9 @@ class RunFolder:
         if state and state["step"] > self.config.steps:
             raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
                               f"{state['step']} already; give a larger number")
+        if state and not problems.startswith(state.get("problems", "")):
+            raise ConfigError(f"task = {self.config.task!r}: problems, answers or prompts of "
+                              f"{self.path} have changed; bring them back, or take another --name")
         for name in sorted((state["logs"] if state else {}).keys() - self.log_sizes().keys()):
             print(f"warning: {self.path / name} is gone; it begins again", file=sys.stderr)
         for name in self.log_sizes():
@@ -205,13 +210,10 @@ class RunFolder:
 
     def restore(self, run):
         """Bring a new `scalerl.Run` to the newest whole checkpoint. Returns a sentence about it."""
-        folder, state = self.rewind()
+        folder, state = self.rewind(problems_hash(run))
         if folder is None:
             self.make(run.trainer.device)
             return f"{self.path} has no checkpoint yet: starting from the first step."
-        if not problems_hash(run).startswith(state.get("problems", "")):
-            raise ConfigError(f"task = {self.config.task!r}: problems, answers or prompts of "
-                              f"{self.path} have changed; bring them back, or take another --name")
         self.keep_source()
         run.trainer.load(folder)
         load_state(run, state)

@@ -53,6 +53,8 @@ def check(config):
          f"must lie in 1..think_max = {config.think_max}"),
         ("length_penalty", not 0 <= config.length_penalty <= longest,
          f"must lie in 0..think_max + answer_tokens = {longest}"),
+        ("advantage_norm", config.advantage_norm == "mean" and config.length_penalty,
+         "with length_penalty rewards are not +-1, and its divisor is for these"),
         ("think_close", not config.think_close, "must be text: the verifier reads what follows"),
         ("interrupt_phrase", config.interrupt_phrase and
          config.think_close not in config.interrupt_phrase,
@@ -127,5 +129,6 @@ def to_toml(config):
             return "{" + ", ".join(f"{render(k)} = {render(v)}" for k, v in value.items()) + "}"
         if isinstance(value, list):
             return "[" + ", ".join(map(render, value)) + "]"
-        return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+        return repr(value) if isinstance(value, float) else json.dumps(
+            value, ensure_ascii=False).replace("\x7f", "\\u007f")        # TOML forbids this one
     return "".join(f"{k} = {render(v)}\n" for k, v in dataclasses.asdict(config).items())

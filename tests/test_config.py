@@ -44,7 +44,7 @@ def test_every_field_survives_toml_and_command_line(tmp_path):
 
 
 def test_what_toml_has_to_escape_is_read_back_as_it_was(tmp_path):
-    text = 'a "b" \\ \n \t é 漢 😀 </think>'
+    text = 'a "b" \\ \n \t \x7f é 漢 😀 </think>'
     config = Config(model=text, name="n", task_options={text: [text, {"x": [1, 2.5, True]}]})
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     assert make_config(read_toml(tmp_path / "config.toml")) == config
@@ -198,6 +198,8 @@ BAD_INPUT = {
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
                               "use the setting tensor_parallel"),
+    "a divisor for +-1 alone": (["--advantage-norm", "mean", "--length-penalty", "4"],
+                                "advantage_norm = 'mean': with length_penalty rewards are not +-1"),
     "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options: No closing"),
     "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
 }

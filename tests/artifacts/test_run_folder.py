@@ -323,12 +323,14 @@ def test_a_run_whose_problems_or_gold_answers_have_changed_is_not_resumed(make, 
     checkpoint.save(folder.checkpoints / "step_1", torch.nn.Linear(3, 1), SimpleNamespace(state={}),
                     Alone(), {"step": 1, "logs": {}, "problems": problems_hash(run_on(*before))})
     prompts = {"a": (1, 2, 3) if changed == "a template" else (1, 2)}
+    (folder.path / "evals.jsonl").write_text('{"step": 1}\n')      # logged after the checkpoint
     found, run = again(folder), run_on(*after, prompts=prompts)
     run.trainer = SimpleNamespace(load=lambda path: 1 / 0)
     with pytest.raises(ConfigError if changed else ZeroDivisionError,
                        match="^task = 'mine.jsonl': problems, answers or prompts of runs/r have"
                        if changed else None):
         found.restore(run)
+    assert (folder.path / "evals.jsonl").read_text() == ('{"step": 1}\n' if changed else "")
     found.close()
 
 
