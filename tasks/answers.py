@@ -58,7 +58,7 @@ def judged(text, gold, question=""):
     marked = marked[:-400] + RE.trailing.sub(r"\1", RE.roughly.sub("", marked[-400:]))
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
-    text = RE.explained.sub("<answer>", text) if plain_number(gold) else text
+    text = RE.explained.sub("<answer>", RE.corrected.sub("", text)) if plain_number(gold) else text
     text = RE.tagged.sub(r"\\boxed{\1}", text)
     text = RE.field.sub(lambda x: r"\boxed{%s}" % x[1].strip('"').replace(r"\\", "\\"), text)
     if several := re.search(r",|\\pm", gold):  # of bullets at the end, and of boxes, one list
@@ -227,7 +227,7 @@ def same_number(part, gold, question="", ratio=False):
         if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False
-        return None if "^" in part and "10" in question else True  # scientific
+        return None if "^" in part.rpartition("=")[2] and "10" in question else True  # scientific
     return percent != gold_percent and (  # 50% for 0.5; but 2500% for 25 is a slip
         value == 100 * gold_value and abs(value) <= 1000 if percent else 100 * value == gold_value)
 

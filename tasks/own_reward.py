@@ -4,8 +4,8 @@
     def reward(problem, answer_text): ...           # problem: a table; the text after the thinking
     def reward_func(prompts, completions, **columns): ...       # or TRL's, with lists of one
 
-An answer is right if its reward is True or above 0, whatever the size: it earns +1, else -1, as in
-the paper. The file runs once in the trainer, for its problems, and once in each worker."""
+An answer is right if its reward, a number from -1 to 1, is above 0: it earns +1, else -1, as in the
+paper. The file runs once in the trainer, for its problems, and once in each worker."""
 import ast
 import contextlib
 import functools
@@ -17,6 +17,7 @@ from pathlib import Path
 
 FUNCTIONS = ("reward", "reward_func")  # the names are also the problems' kinds
 TOLD = set()  # what this process has already complained about
+FOLDERS = set()  # of the files that it has run
 
 
 class TaskError(ValueError):
@@ -25,8 +26,14 @@ class TaskError(ValueError):
 
 @functools.cache
 def run_file(path):
-    """What the file defines. Files beside it can be imported."""
-    sys.path.append(str(Path(path).parent))  # last: nothing of ours is hidden
+    """What the file defines. Files beside it can be imported. ImportError: one has the name of one
+    that another task has imported, and Python would give it that one, without a word."""
+    folder, loaded = Path(path).parent, [getattr(m, "__file__", "") for m in sys.modules.values()]
+    for other in map(Path, filter(None, loaded)):
+        if other.parent in FOLDERS - {folder} and (folder / other.name).exists():
+            raise ImportError(f"{other.name} beside it has the name of {other}: rename one")
+    FOLDERS.add(folder)
+    sys.path.append(str(folder))  # last: nothing of ours is hidden
     return runpy.run_path(path, run_name="task_file")
 
 
@@ -48,8 +55,8 @@ def problems_of(path):
         raise TaskError(f"{name!r} must define problems (it has {len(problems)}) and one function "
                         f"of {', '.join(FUNCTIONS)} (it has {', '.join(names) or 'none'})")
     for number, problem in enumerate(problems, start=1):
-        with contextlib.suppress(AttributeError, SyntaxError, ValueError):
-            if question(problem).strip() and ast.literal_eval(repr(problem)) == problem:
+        with contextlib.suppress(AttributeError, SyntaxError, ValueError):  # the last: no UTF-8
+            if question(problem).strip().encode() and ast.literal_eval(repr(problem)) == problem:
                 continue
         raise TaskError(f"{name!r} has a problem that is no table of numbers, texts, lists and "
                         f'tables, with a "question": number {number}, {str(problem)[:60]!r}')

@@ -47,6 +47,8 @@ def verify(text, answer, kind="math", question=""):
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
     "unreadable", "bad reward", "timeout" or "error".
     Without a deadline: a model's samples go through `Verifier`. Raises TaskError: unknown kind."""
+    if kind == "code" and not str(answer).startswith("[["):  # tests as data sets have them
+        answer = json.dumps(sandbox.read_tests(answer))
     job = read(text, str(answer), kind, question)
     reason = job if isinstance(job, str) else grade(*job)
     return (1.0 if reason == "correct" else -1.0), reason
@@ -191,8 +193,7 @@ class Verifier(contextlib.AbstractContextManager):
             "verifier/bad_reward_frac": reasons.count("bad reward") / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/slow_frac": sum(job in graded for job in found) / n,
-            "time/check_ms": 1000 * (time.perf_counter() - start) / n,
-        })
+            "time/check_ms": 1000 * (time.perf_counter() - start) / n})
 
     def grade(self, jobs):
         """{job: reason}. What cannot be started, and what somebody kills, is tried once more."""

@@ -962,6 +962,15 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     (r"so the average speed is $\boxed{30}$ km/h.", "30 km/h", "", True),
     (r"so the average speed is $\boxed{30}$ m/h.", "30 km/h", "", False),
     ("So x³ = 343.\n\nNote: without the condition, x could also be -7.", "343", "", True),
+    # Taken back
+    ("The answer is 5. No wait, 6.", "6", "", True),
+    ("The answer is 5. No wait, 6.", "5", "", False),
+    ("The answer is 5. Wait, let me check: 2 + 3 = 5. Yes.", "5", "", True),
+    # The question's power, worked out; a fraction without braces
+    (r"\boxed{10^2=100}", "100", "Compute $10^2$.", True),
+    (r"\boxed{10^2}", "100", "Compute $10^2$.", False),
+    (r"\boxed{\frac\pi4}", r"\frac{\pi}{4}", "", True),
+    (r"\boxed{\frac\pi 3}", r"\frac{\pi}{4}", "", False),
     # Hedged, or denied
     ("It could be 54, it could be 56.", "56", "", False), ("It is no longer 8.", "8", "", False),
     ("It is different from 10, because 20 is a multiple.", "10", "", False)])

@@ -682,6 +682,10 @@ def test_code_is_a_kind_of_answer():
     answer = json.dumps(PRODUCT)
     block, wrong = f"```python\n{RIGHT}\n```", "```python\nprint(0)\n```"
     assert verify(f"{wrong}</think>Here:\n{block}\nDone.", answer, "code") == (1.0, "correct")
+    theirs = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6\n"]}          # as data sets have it
+    for tests in (theirs, json.dumps(theirs), [{"input": "1\n", "output": "2\n"}]):
+        assert [verify(f"```python\nprint(int(input()) + {n})\n```", tests, "code")[1]
+                for n in (1, 2)] == ["correct", "wrong"]
     items = [(text, answer, "code") for text in
              (block, f"{wrong}\n{block}", f"{block}\n{wrong}", f"{block}</think>Done.", RIGHT, "")]
     with Verifier() as verifier:
