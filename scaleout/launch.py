@@ -161,9 +161,8 @@ def commands(config, argv, placement, estimate, logs, port):
         "TORCHELASTIC_USE_AGENT_STORE": "True"}     # the store is ours, so it outlives every rank
     if config.gpus > 0:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
-    return [Child(f"rank {rank}", script, env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                  log=logs / f"rank_{rank}.log" if rank else None)
-            for rank in range(ranks)], servers
+    return [Child(f"rank {i}", script, env | {"RANK": str(i), "LOCAL_RANK": str(i)},
+                  log=logs / f"rank_{i}.log" if i else None) for i in range(ranks)], servers
 
 
 def launch(config, argv, address=""):

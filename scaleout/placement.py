@@ -22,12 +22,13 @@ def free_ports(count, host):
     """Ports of this address that nobody listens on; below 32768, or a client that calls a dead
     server could be given its port, and connect to itself. Raises ConfigError."""
     ports = []
-    for port in random.sample(range(10000, 32768), 100 * count):
+    for port in random.sample(range(10000, 32768), min(100 * count, 22768)):
         with contextlib.suppress(OSError), socket.socket() as s:
             s.bind((host, port))
             ports.append(port)
     if len(ports) < count:
-        raise ConfigError(f"--serve-only {host}: give an address of this machine")
+        raise ConfigError(f"{len(ports)} ports are free for {count} servers" if ports else
+                          f"--serve-only {host}: give an address of this machine")
     return ports[:count]
 
 
@@ -42,7 +43,7 @@ def make_placement(config, estimate, address=""):
     else:
         trainers = 0 if address else c.trainers or 1
         count = 0 if c.vllm_url else c.servers or 1
-        why = f"no GPU: {trainers} train, {count} servers generate"
+        why = f"no GPU: {trainers} train, {count or 'given'} servers generate"
     size, devices = max(1, c.tensor_parallel), range(trainers, c.gpus)      # none on CPUs
     return Placement(trainers, {f"http://{host}:{port}": devices[i * size:(i + 1) * size]
                                 for i, port in enumerate(free_ports(count, host))}, why)

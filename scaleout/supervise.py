@@ -120,7 +120,8 @@ class Child:
     def ending(self, lines=12):
         """How it has ended, with the last lines of its log."""
         words = f"{self.name} has ended with exit status {self.status}" + (
-            " (killed; out of memory? dmesg would say)" if self.status == 137 else "")
+            " (killed; out of memory? dmesg would say)" if self.status == 137
+            and not self.process.stdin.closed else "")          # else it was ended here: it hung
         if not self.log:
             return words
         text = Path(self.log).read_bytes()[self.log_start:].decode(errors="replace").strip()

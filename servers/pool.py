@@ -5,6 +5,7 @@ only then it gets requests. A push is: pause (running sequences keep their keys 
 finish, resume. If any of it fails, the server is lost, and its unfinished samples are asked again
 elsewhere. A request has no deadline; a server that counts no new token for one is lost."""
 import asyncio
+import base64
 import contextlib
 import queue
 import re
@@ -107,11 +108,16 @@ class ServerPool:
         """Bring every connected server to these weights, (Hugging Face name, full tensor) pairs.
         They are advanced only while no send is under way: behind them may be collectives of all
         ranks, and interleaved with a send these would hang. Not touched if nobody waits."""
+        if self.version < 0:            # to load a checkpoint may have taken longer than deadline_s
+            self.ready_until = time.monotonic()
         label = f"{self.run_id}-{version}"      # two runs never share the name of a version
         servers = [s for s in self.servers if s.state != "lost" and s.version != version]
         servers = self._each(servers, version, Server.pause)
         for info, data in buckets(named_tensors, self.dtype) if servers else ():
-            servers = self._each(servers, version, lambda s: s.receive(info, data))  # noqa: B023
+            text = "" if all(server.channel for server in servers) else base64.b64encode(
+                data.cpu().numpy()).decode()    # once, for all servers without NCCL
+            servers = self._each(servers, version,
+                                 lambda s: s.receive(info, data, text))         # noqa: B023
         self.version = self.pushed[label] = version     # before a token of it can come back
         self._each(servers, version, lambda s: s.resume(version, label))
 

@@ -5,8 +5,15 @@ from estimates import estimate_of
 from transformers import Qwen3Config
 
 from config import ConfigError
-from scaleout.placement import make_placement
+from scaleout.placement import free_ports, make_placement
 from study import toy
+
+
+def test_many_servers_find_ports_and_too_many_a_sentence():
+    """From 228 on it was a traceback, also where a dry run only asked what they would need."""
+    assert len({*free_ports(300, "127.0.0.1")}) == 300
+    with pytest.raises(ConfigError, match="ports are free for 30000 servers"):
+        free_ports(30_000, "127.0.0.1")
 
 
 @pytest.mark.parametrize("settings, address, shape", [

@@ -598,6 +598,23 @@ def test_a_push_after_one_that_failed_on_the_server_ends_first_what_it_left(
     assert server.tries["/finish_weight_update"] == ends + 2
 
 
+def test_a_first_push_that_fails_after_a_long_start_is_made_again(fake, connect, monkeypatch):
+    """To read a checkpoint of 98 GB takes longer than the deadline: the run ended at once, though
+    its servers were well again. And the bytes for several are encoded once."""
+    encode, encoded = base64.b64encode, []
+    monkeypatch.setattr(base64, "b64encode", lambda data: (encoded.append(1), encode(data))[1])
+    servers = [fake(whole) for _ in range(3)]
+    sampler = connect(*(server.url for server in servers))
+    sampler.pool.ready_until -= 10 * sampler.pool.deadline_s
+    for server in servers:
+        server.failing["/update_weights"] = 500
+    push(sampler, WEIGHT, 0)
+    assert len(encoded) == 1 and {server.state for server in sampler.pool.servers} == {"lost"}
+    for server in servers:
+        server.failing.clear()
+    assert len(drain(sampler, requests(2, samples=3))) == 6
+
+
 def test_a_pool_is_closed_though_a_servers_deadline_comes_at_the_same_moment(
         fake, connect, monkeypatch):
     """The loop is held until both are due. aiohttp takes the two for one, a timeout: the server was

@@ -361,11 +361,11 @@ def test_a_server_killed_during_the_send_serves_nobody(
     server, sent = sampler.pool.servers[0], []
     receive = server.receive
 
-    async def send_and_kill(info, data):
+    async def send_and_kill(info, *data):
         sent.append(info)
         if len(sent) == 2:
             served.kill()
-        await receive(info, data)
+        await receive(info, *data)
     server.receive = send_and_kill
     sampler.push_weights(moved(plain, 0.3).named_parameters(), 1)
     assert len(sent) == 2 and sampler.pool.servers[0].state == "lost"
