@@ -21,8 +21,8 @@ def verdict(a, b):
     both laws. They differ if it lies beyond 0.02, or if it is narrow and the values do."""
     low, high = apart("A", a, b, laws=2)
     known = low > NEAR or high < -NEAR or high - low <= WIDEST              # not if they are nan
-    rule = "same" if abs(a.A - b.A) <= NEAR else "differ"
-    return rule if known else "undetermined", low, high
+    rule = "undetermined" if not known else "same" if abs(a.A - b.A) <= NEAR else "differ"
+    return rule, low, high
 
 
 def compare_lines(curves, fits, refits):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from fit import POOLED, RIVAL, BadInput, Replicates, fit_curve, law_at
+from fit import POOLED, RIVAL, THETA, BadInput, Replicates, fit_curve, law_at
 
 SPREAD, WORTH = np.array([0.1, 0.25]), 3    # of both numbers from run to run: a guess, worth 3 runs
 NOISE, NOISE_WORTH = 0.02, 6                # of an evaluation: a guess, worth 6 residuals
@@ -51,10 +51,9 @@ def fit_like(early, prior, draws=400, seed=0):
         x = x.clip([0, -50, -50], [1, 50, 50])          # exp() of more is no number
         theta = np.stack(np.broadcast_arrays(*parameters(x)), -1)                     # (S, 4)
         pool.append(Replicates(law, theta, noise * rng.standard_normal(200)))
-        best[law] = map(float, parameters(found.x)[:3])
-    A, B, C_mid = best["sigmoid"]
+        best[law] = dict(zip(THETA, map(float, parameters(found.x)[:3])))
     rivals = early.rivals | {"constant": early.rivals["constant"] | {"delta_aic": np.inf}}
-    return replace(early, law="sigmoid", A=A, B=B, C_mid=C_mid, pool=tuple(pool), rivals=rivals)
+    return replace(early, law="sigmoid", **best["sigmoid"], pool=tuple(pool), rivals=rivals)
 
 
 def disagree(early, like):

@@ -20,7 +20,7 @@ from fit import BadInput, checked
 STEP_COLUMNS = ("step", "train/global_step", "_step", "Step", "global_step", "training/global_step",
                 "current_steps", "iteration")
 X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
-             "gpu_hours", "num_tokens", *STEP_COLUMNS, "epoch")
+             "gpu_hours", "eval_num_tokens", "num_tokens", *STEP_COLUMNS, "epoch")
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_score/*",
              "eval*pass_rate*", "eval/reward", "eval/*reward*", "eval_reward",
              "eval_rewards/*/mean", "*pass_rate*", "Value")     # Value: what TensorBoard exports
@@ -64,11 +64,15 @@ def places_of(text):
 
 
 def read_rows(path):
-    """A log or a run's folder -> (rows {column: number or text}, the file read, notes)."""
+    """A log, a run's folder, wandb:... -> (rows {column: number or text}, the file read, notes)."""
     notes, path = [], log_in(path) if path.is_dir() else path
     suffix = path.suffix.lower()
     if str(path).startswith("wandb:"):
-        rows = read_wandb(str(path)[6:])
+        import wandb
+        try:
+            rows = list(wandb.Api().run(str(path)[6:]).scan_history())
+        except wandb.Error as error:                  # no key, no such run
+            raise BadInput(f"{path}: {error}") from None
     elif suffix == ".wandb":
         rows = read_wandb_file(path.read_bytes())
     elif path.is_dir() or "tfevents" in path.name:
@@ -112,7 +116,7 @@ def read_table(path):
 def read_jsonl(path):
     """(rows, notes) of a log with an object a line, the last perhaps half-written (ours, verl,
     prime-rl); or of a whole list, columns, a trainer_state.json (TRL), a notebook."""
-    rows, lines = [], list(filter(str.strip, path.read_text(errors="replace").split("\n")))
+    rows, lines = [], list(filter(str.strip, path.read_text("utf-8-sig", "replace").split("\n")))
     if path.suffix != ".jsonl":
         with contextlib.suppress(json.JSONDecodeError):         # lines of objects
             whole = json.loads("\n".join(lines))
@@ -157,9 +161,9 @@ def read_console(text):
 
 def read_notebook(cells):
     """The rows of the tables that transformers shows in a notebook, or of what is printed there."""
-    rows, outputs = [], [output for cell in cells for output in cell.get("outputs", ())]
+    rows, outputs = [], [output for cell in cells or () for output in cell.get("outputs") or ()]
     for output in outputs:
-        html = "".join(output.get("data", {}).get("text/html", "")).replace(" / ", "/")
+        html = "".join(output.get("data", {}).get("text/html") or "").replace(" / ", "/")
         names, *table = [re.findall(r"<t[hd]>\s*(.*?)\s*</t[hd]>", row)
                          for row in html.split("<tr")[1:]] or [[]]
         rows += [dict(zip(names, row)) for row in table if names[:1] in (["Step"], ["Epoch"])]
@@ -169,18 +173,13 @@ def read_notebook(cells):
 def read_tensorboard(path):
     """The scalars of an event file, or of all event files in a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()   # 0: keep all
+    from tensorboard.util.tensor_util import make_ndarray
+    log = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0}).Reload()  # 0: all
     return [{"step": event.step, tag: event.value}
-            for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
-
-
-def read_wandb(run):
-    """The history of ENTITY/PROJECT/RUN at Weights & Biases."""
-    import wandb
-    try:
-        return list(wandb.Api().run(run).scan_history())
-    except wandb.Error as error:                      # no key, no such run
-        raise BadInput(f"wandb:{run}: {error}") from None
+            for tag in log.Tags()["scalars"] for event in log.Scalars(tag)] + [
+        {"step": event.step, tag: make_ndarray(event.tensor_proto).item()}      # TensorFlow 2's
+        for tag in log.Tags()["tensors"] for event in log.Tensors(tag)
+        if not event.tensor_proto.tensor_shape.dim]
 
 
 def read_wandb_file(data):
@@ -261,15 +260,13 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
         isinstance(v, float) and np.isfinite(v) for v in row[1:]))
     if x == "epoch" and not re.match("eval|val|test", y) and any(0 < C <= .01 for _, C, _ in kept):
         kept = {row: None for row in kept if row[1]}        # TRL prints .004 as 0.0: no step 0
-    if not kept:
-        raise BadInput(f"{path} has no evaluation with both {x} and {y}")
     lost = [f"{x} = {row[1]}, {y} = {row[2]}" for row in found if row not in kept]
     notes = [f"{len(lost)} of {len(found)} evaluations in {path} have no usable {x} or {y}: "
              f"left out (the first: {lost[0]})"] if lost else []
     if again := len(kept) - len({C for _, C, _ in kept}):
         notes.append(f"{path} repeats {x} with another {y} {again} times, and all are fitted: "
                      "several runs (TABLE:RUN names one), a restarted one, or a rounded column?")
-    return *np.array([row[1:] for row in kept]).T, notes
+    return *np.array([row[1:] for row in kept]).reshape(-1, 2).T, notes
 
 
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
@@ -279,9 +276,8 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has,
     which all logs need.  x_scale multiplies compute (GPU-hours a step); reward_range -> [0, 1]."""
     ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
-    name, paths = next((way for way in ways if os.path.exists(way[1]) or all(
-        os.path.exists(re.sub(r"(?i)(\.[ct]sv):.*", r"\1", part)) for part in way[1].split(","))),
-        ways[2])
+    name, paths = next((way for way in ways if os.path.exists(way[1]) or all(os.path.exists(
+        re.sub(r"(?i)(\.[ct]sv):.*", r"\1", part)) for part in way[1].split(","))), ways[2])
     paths = [paths] if os.path.exists(paths) else paths.split(",")
     lo, hi = reward_range
     if not all(paths):
@@ -299,10 +295,15 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         near = rows if x or steps else [row for row in rows if y_name in row]
         x_name, _ = pick(near, x, [name for name in X_COLUMNS if name in steps
                                    or name not in STEP_COLUMNS], "--x", path)
-        x, y = x or metric(x_name), y or metric(y_name)
         C, R, doubts = evaluations(rows, x_name, y_name, path, steps)
-        more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
-        notes += more + others + doubts
+        if steps and not x and 5 * C.size < 4 * (by_step := evaluations(
+                rows, steps[0], y_name, path, steps))[0].size:
+            x_name, (C, R, doubts) = steps[0], by_step      # TRL's num_tokens is training's alone
+        x, y = x or metric(x_name), y or metric(y_name)
+        if not C.size:
+            raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}")
+        there = [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
+        notes += more + there + others + doubts
         mapped, graded = (lo, hi) != (0, 1), re.search("(?i)reward|score|return", y_name)
         if percent := not (mapped or graded) and 1.05 < R.max() <= 100:     # 1.001 is a slip
             notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent, not as counts "

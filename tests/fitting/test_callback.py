@@ -66,6 +66,31 @@ def test_a_reward_that_is_not_there_or_out_of_its_range_is_told(words, told, tmp
     assert not any("forecast/end" in row for row in trainer.state.log_history)
 
 
+@pytest.mark.parametrize("sets", [("easy", "hard"), ("hard", "easy")])
+def test_of_two_evaluation_sets_each_forecast_is_made_once_and_of_its_own_step(
+        sets, tmp_path, capsys):
+    """transformers calls back after each set: the forecast of the step before was logged again as
+    this one's, or this one's twice."""
+    C, R = made(end=16, n=9, A=0.9, B=1.5, C_mid=5.0, R0=0.2)
+    trainer = trainer_of(R[np.arange(18) // 2], tmp_path, metric="eval_easy_reward")
+    trainer.eval_dataset = dict.fromkeys(sets, trainer.eval_dataset)
+    trainer.train()
+    printed = [line for line in capsys.readouterr().out.splitlines() if "naive" in line]
+    assert printed == [forecast_line(C[:n], R[:n], 16) for n in (6, 7, 8)]
+    assert [row["step"] for row in trainer.state.log_history if "forecast/end" in row] == [
+        10, 12, 14]
+
+
+def test_a_trainers_own_log_is_left_alone(tmp_path):
+    """TRL's prints a table of completions whenever it logs."""
+    _, R = made(end=16, n=9, A=0.9, B=1.5, C_mid=5.0, R0=0.2)
+    trainer, logged = trainer_of(R, tmp_path), []
+    trainer.log = lambda logs, *more: (logged.append(logs), Trainer.log(trainer, logs, *more))
+    trainer.train()
+    assert not any("forecast/end" in logs for logs in logged)
+    assert any("forecast/end" in row for row in trainer.state.log_history)
+
+
 def test_an_evaluation_that_is_nan_is_left_out_and_the_forecasts_go_on(tmp_path, capsys):
     """One of them ended all forecasts of the run, with the sentence of a wrong range."""
     C, R = made(end=16, n=9, A=0.9, B=1.5, C_mid=5.0, R0=0.2)

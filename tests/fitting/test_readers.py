@@ -330,6 +330,45 @@ def test_a_named_tensorboard_file_is_read_alone(tmp_path):
         assert set(readers.load(str(path)).R) == {float(path.name[-4:])}
 
 
+def test_tensorboards_scalars_as_tensors_are_read(tmp_path):
+    """TensorFlow 2, Keras and JAX write them so: it was "no numbers yet"."""
+    from tensorboard.summary import Writer
+    writer = Writer(str(tmp_path / "tb"))
+    for step in range(6):
+        writer.add_scalar("eval/acc", step / 8, step=step)
+    writer.close()
+    curve = readers.load(str(tmp_path / "tb"), y="eval/acc")
+    assert curve.C.tolist() == [*range(6)] and curve.R.tolist() == [i / 8 for i in range(6)]
+
+
+@pytest.mark.parametrize("tokens,x", [("eval_num_tokens", "eval_num_tokens"), (None, "step")])
+def test_an_x_that_most_evaluations_lack_is_not_taken(tokens, x, tmp_path):
+    """TRL's num_tokens is in the rows of training: with logging_steps 30 and eval_steps 50 eight
+    of 13 evaluations had none."""
+    rows = [{"step": 0, "eval_reward": 0.2} | ({tokens: 0.0} if tokens else {})]
+    for step in range(1, 601):
+        if step % 30 == 0:
+            rows.append({"step": step, "reward": 0.3, "num_tokens": 1000.0 * step})
+        if step % 50 == 0:
+            rows.append({"step": step, "eval_reward": 0.2 + step / 1000} | (
+                {tokens: 1000.0 * step} if tokens else {}))
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    curve = readers.load(str(tmp_path))
+    assert curve.x == x and curve.C.tolist() == [
+        step * (1000 if tokens else 1) for step in range(0, 601, 50)]
+    assert readers.load(str(tmp_path), x="num_tokens").C.size == 5      # as asked for, with a note
+
+
+def test_a_byte_order_mark_and_an_empty_notebook_are_no_traceback(tmp_path):
+    """PowerShell writes the mark."""
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "eval/reward": 0.5}\n', "utf-8-sig")
+    assert readers.load(str(tmp_path / "log.jsonl")).R.tolist() == [0.5]
+    for cells in (None, [{"outputs": None}], [{"outputs": [{"data": {"text/html": None}}]}]):
+        (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
+        with pytest.raises(BadInput, match="has no column for --y; it has: no numbers yet"):
+            readers.load(str(tmp_path / "n.ipynb"))
+
+
 def test_a_folder_with_several_runs_is_refused_with_a_list(tmp_path):
     """The last one in the alphabet would be fitted, and nobody told."""
     for name in ("b", "a"):
