@@ -28,8 +28,7 @@ CHARTS = {                      # question -> columns of the log
 def write_report(folder):
     """Write FOLDER/report.html from the run's logs. Returns lines: its path, the symptoms. Raises
     fit.BadInput: there are no steps, or a damaged line that is not the last."""
-    folder = Path(folder)
-    rows = symptoms.read(folder)
+    folder, rows = Path(folder), symptoms.read(folder)
     steps = [row for row in rows if "pass_rate" in row]
     if not steps:
         why = "has no finished step yet" if folder.exists() else "is not there"
@@ -37,13 +36,13 @@ def write_report(folder):
     last, told = steps[-1], symptoms.told(rows)
     with matplotlib.rc_context({"svg.fonttype": "none"}):       # letters stay letters: small files
         body = [
-            f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:d}; "
+            f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:.0f}; "
             f"{sum(row.get('time/step_s', 0) for row in steps) / 3600:.2f} h in steps; "
             f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,d} tokens "
             f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
             "<h2>Is it working?</h2>",
             *(f"<p>{escape(line)}</p>" for line in told)]
-        picture = folder / "curve.png"              # as the run has drawn it at its last evaluation
+        picture = folder / "curve.png"              # as the run, or fit.py, has last drawn it
         if picture.is_file():
             body.append("<h2>What would more compute buy?</h2><img alt=\"\" src=\"data:image/png;"
                         f"base64,{b64encode(picture.read_bytes()).decode()}\">")

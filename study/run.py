@@ -174,7 +174,7 @@ def start(job):
     if refused:
         fail(job, refused)
         return None
-    log = open(job.folder.with_suffix(".log"), "w")         # noqa: SIM115: the child's
+    log = open(f"{job.folder}.log", "w")                    # noqa: SIM115: the child's
     # A session of its own: Ctrl-C reaches us alone, and each run gets one signal, from `work`.
     return subprocess.Popen(job.command(), stdout=log, stderr=subprocess.STDOUT, env=env,
                             start_new_session=True)
@@ -187,7 +187,7 @@ def finish(job, code):
         logs.keep(job.folder, KEPT, job.name, DIGITS)
         shutil.rmtree(job.folder / "checkpoints")
     else:
-        last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
+        last = Path(f"{job.folder}.log").read_text().strip().split("\n")[-1]
         if code in STOPPED or "another process is training it" in last \
                 or re.search(r"\[Errno (5|28|30)\]", last):        # of a disk
             sys.exit(f"{job.name} was stopped; the same command goes on: {last}")

@@ -126,6 +126,10 @@ def test_a_half_written_last_line_is_left_out(run):
     (lambda run: (run / "metrics.jsonl").write_text(""), "no finished step"),
     (lambda run: (run / "metrics.jsonl").write_text('{"step": 1}\nnoise\n{"step": 2}\n'),
      "line 2 is not JSON"),
+    (lambda run: (run / "metrics.jsonl").write_text('{"loss": 1}\n'), "a line without a step"),
+    (lambda run: (run / "metrics.jsonl").write_text('[1, 2]\n'), "a line without a step"),
+    (lambda run: (run / "metrics.jsonl").write_text('{"step": 1.5, "pass_rate": 0}\n'),
+     "a step that is a whole number"),
 ])
 def test_no_report_without_a_log(run, damage, sentence, capsys):
     damage(run)

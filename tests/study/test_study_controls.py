@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import scalerl
+from artifacts.resume import Stopped
+from artifacts.run_folder import RunFolder
+from course import random_rewards
 from sampler import Group, Rollout
 from study import controls
 
@@ -35,6 +38,26 @@ def group():
     found.rollouts = [Rollout("a", 0, [1], [i], [0.0], [0], [True],
                               "length" if i == 6 else "stop", False, "toy") for i in range(7)]
     return found
+
+
+def test_a_stopped_step_of_coins_takes_from_the_curriculum_what_was_noted(monkeypatch):
+    """The course's control took back the coins, where the truth had been noted: "13 of 8"."""
+    monkeypatch.setattr(RunFolder, "bad_step", RunFolder.bad_step)
+    monkeypatch.setattr(scalerl.Run, "reward", scalerl.Run.reward)
+    random_rewards.reward_by_coins()
+    run = object.__new__(scalerl.Run)
+    run.config = SimpleNamespace(samples_per_prompt=7, length_penalty=0, seed=3)
+    run.problems, run.trainer = SimpleNamespace(train={}), SimpleNamespace(tokenizer=None)
+    run.curriculum, run.step = scalerl.Curriculum(["a"], 0.9, 0), 5
+    run.pacer = SimpleNamespace(groups={}, collecting=False)
+    run.verifier = SimpleNamespace(rewards=lambda rollouts, *_: ([1.0] * len(rollouts), {}))
+    found = group()
+    rollouts, coins, log = run.reward([found])
+    assert run.curriculum.history["a"] == [7, 7] and log["pass_rate"] == 1
+    assert {*coins.flatten().tolist()} == {-1.0, 1.0}
+    with pytest.raises(Stopped), RunFolder.bad_step(None, run, [found], coins, rollouts):
+        raise Stopped
+    assert run.curriculum.history["a"] == [0, 0]
 
 
 def test_the_format_alone_is_paid_and_a_truncated_sample_is_not(monkeypatch):
