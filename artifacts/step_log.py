@@ -142,9 +142,11 @@ def show_evaluation(folder, steps):
         told.append(f"{name[5:].rpartition('/')[0]} {now:.3f} {gain}"
                     f"{forecast.forecast_line(compute, rates, end)}".strip())
     bad = sum(rows[-1].get(f"eval/verifier/{name}_frac", 0) for name in ("error", "timeout"))
+    cut = rows[-1].get("eval/truncated_frac", 0)        # .05: docs/is-it-working.md
     with tqdm.external_write_mode():
         print(f"evaluation at step {step[-1]}/{steps}:", *told, f"at {compute[-1]:.3g} FLOPs",
-              *[f"({bad:.0%} of the answers could not be judged)"] * (bad > .02), flush=True)
+              *[f"({bad:.0%} of the answers could not be judged)"] * (bad > .02),
+              *[f"({cut:.0%} of the answers were cut off)"] * (cut > .05), flush=True)
     picture = folder / "curve.png"
     old = not picture.exists() or abs(time.time() - picture.stat().st_mtime) > REDRAW_S
     if old or step[-1] >= steps:

@@ -1,7 +1,7 @@
 """compare.py: are two recipes the same? Ceilings by the paper's rule, steepness at a shared one."""
 import numpy as np
 
-from fit import SAME_A, THETA, interval
+from fit import FEW, SAME_A, THETA, interval
 from fitting.figures import span, with_interval
 
 NEAR = SAME_A + 1e-9        # .61 - .59 is above .02 in floating point
@@ -20,9 +20,9 @@ def verdict(a, b):
     """How two ceilings compare -> "same", "differ" or "undetermined", the interval of a.A - b.A, of
     both laws. They differ if it lies beyond 0.02, or if it is narrow and the values do."""
     low, high = apart("A", a, b, laws=2)
-    known = low > NEAR or high < -NEAR or high - low <= WIDEST              # not if they are nan
-    rule = "undetermined" if not known else "same" if abs(a.A - b.A) <= NEAR else "differ"
-    return rule, low, high
+    known = min(a.n, b.n) >= FEW - 1 and (          # few points may lie on a curve by chance
+        low > NEAR or high < -NEAR or high - low <= WIDEST)                 # not if they are nan
+    return (known and ("same" if abs(a.A - b.A) <= NEAR else "differ") or "undetermined"), low, high
 
 
 def compare_lines(curves, fits, refits):

@@ -128,7 +128,7 @@ def check_gold(problems, verifier, kept=None):
                 with open(kept, "a") as file:
                     file.write("\n" + json.dumps({name: known[name]}) + "\n")
         reasons += known[name]
-    return {p.id: f"problem {p.id}: its own answer {p.answer!r} is judged {reason!r}"
+    return {p.id: f"problem {p.id}: its own answer {p.answer!r} is judged {reason!r} as {p.kind}"
             for p, reason in zip(judged, reasons, strict=True) if reason != "correct"}
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 
 import numpy as np
+import pytest
 from conftest import rollouts_of
 
 from artifacts import step_log
@@ -92,6 +93,15 @@ def test_the_line_of_an_evaluation_says_what_could_not_be_judged(tmp_path, capsy
         step_log.show_evaluation(tmp_path, 20)
         line = capsys.readouterr().out
         assert line == f"evaluation at step 0/20: toy 0.000 at 0 FLOPs{told}\n"
+
+
+@pytest.mark.parametrize("cut,told", [(0.05, ""), (0.5, " (50% of the answers were cut off)")])
+def test_the_line_of_an_evaluation_says_how_many_answers_were_cut_off(cut, told, tmp_path, capsys):
+    """Budgets for sums, questions of words: half of the answers were -1 unread, and no line said."""
+    (tmp_path / "evals.jsonl").write_text(json.dumps({
+        "step": 0, "compute/flops": 0, "eval/toy/mean@4": 0.1, "eval/truncated_frac": cut}))
+    step_log.show_evaluation(tmp_path, 20)
+    assert capsys.readouterr().out == f"evaluation at step 0/20: toy 0.100 at 0 FLOPs{told}\n"
 
 
 def test_the_line_of_an_evaluation_stays_above_the_moving_one(tmp_path, monkeypatch, capfd):
