@@ -54,7 +54,7 @@ def check(config):
         ("length_penalty", not 0 <= config.length_penalty <= longest,
          f"must lie in 0..think_max + answer_tokens = {longest}"),
         ("advantage_norm", config.advantage_norm == "mean" and config.length_penalty,
-         "with length_penalty rewards are not +-1, and its divisor is for these"),
+         "it divides by 2 p, which is for rewards of +-1: use another, or no length_penalty"),
         ("think_close", not config.think_close, "must be text: the verifier reads what follows"),
         ("interrupt_phrase", config.interrupt_phrase and
          config.think_close not in config.interrupt_phrase,

@@ -38,8 +38,8 @@ def write_report(folder):
         body = [
             f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:.0f}; "
             f"{sum(row.get('time/step_s', 0) for row in steps) / 3600:.2f} h in steps; "
-            f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,d} tokens "
-            f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
+            f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,.0f} "
+            f"tokens generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
             "<h2>Is it working?</h2>",
             *(f"<p>{escape(line)}</p>" for line in told)]
         picture = folder / "curve.png"              # as the run, or fit.py, has last drawn it

@@ -55,7 +55,7 @@ def read(folder):
         for row in readers.read_jsonl(path)[0] if path.is_file() else ():
             row = {k: v for k, v in getattr(row, "items", tuple)() if isinstance(v, int | float)}
             if row.get("step", 0.5) % 1:
-                raise ValueError(f"{path} has a line without a step that is a whole number")
+                raise readers.BadInput(f"{path} has a line without a step that is a whole number")
             if rates := [v for k, v in row.items() if re.match("eval/.*/mean@", k)]:
                 row.setdefault("held_out", np.mean(rates))          # logs from before it was one
             rows.setdefault(row["step"], {}).update(row)

@@ -221,8 +221,8 @@ def check_logs(runs):
                                         ("evaluation", evals, due)):
                 if gone := sorted(wanted - {*lines}):
                     raise BadInput(f"{run.name} has no line of {name} {gone[0]} ({len(gone)} are "
-                                   "missing): give its command again; a run that ends early, as "
-                                   "all prompts have retired, cannot be graded")
+                                   "missing): give its command again; a run that ended early "
+                                   "because all of its prompts had retired cannot be graded")
             rewards.append([line.get("pass_rate") for line in steps.values()])
         if any(one == other for i, one in enumerate(rewards) for other in rewards[:i]):
             raise BadInput(f"two seeds of {arm} have the same pass rate in every step: a copy")

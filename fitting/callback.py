@@ -15,18 +15,16 @@ from fitting.forecast import forecast_line
 class ForecastCallback(TrainerCallback):
     def __init__(self, trainer, metric="eval_reward", reward_range=(0.0, 1.0)):
         self.trainer, self.metric, (self.lo, self.hi) = trainer, metric, reward_range
-        self.told = -1                          # the step of the last evaluation with a number
 
     def on_evaluate(self, args, state, control, **_):
         found = {row["step"]: rate for row in state.log_history
                  if row.get(self.metric) is not None and np.isfinite(           # TRL logs None, too
                      rate := (row[self.metric] - self.lo) / ((self.hi - self.lo) or np.nan))}
-        if found and max(found) <= self.told:   # of several evaluation sets another one
-            return
-        self.told = max(found, default=-1)
+        if found and self.metric not in state.log_history[-1]:
+            return                              # it was another one of several evaluation sets
         line = forecast_line([*found], [*found.values()], state.max_steps)
         if not found or not all(0 <= rate <= 1 for rate in found.values()):
-            line = f"no forecast: {self.metric} is no number in [{self.lo:g}, {self.hi:g}]"
+            line = f"no forecast: {self.metric} is no number in [{self.lo:g}, {self.hi:g}] so far"
         if line and state.is_world_process_zero:
             print(f"{self.lo:g} to {self.hi:g} as 0 to 1: " * ((self.lo, self.hi) != (0, 1)) + line)
         if numbers := re.match(r"end (\S+)(?: \[(\S+), (\S+)\])?", line):

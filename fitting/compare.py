@@ -9,20 +9,19 @@ WIDEST = 0.1                # of the interval of a difference of ceilings; a wid
 
 
 def apart(name, a, b, laws=1):
-    """The interval of a - b in parameter `name` ("A", "B"), by so many laws; nan: no replicates.
-    It does not know how much seeds of one recipe differ: there take the paper's 0.02."""
+    """The interval of a - b in parameter `name` ("A", "B"), by so many laws; nan: no replicates."""
     ours, theirs = (np.concatenate([each.draws[:, THETA.index(name)] for each in fit.pool[:laws]])
                     for fit in (a, b))
     return interval(ours[:len(theirs)] - theirs[:len(ours)])
 
 
 def verdict(a, b):
-    """How two ceilings compare -> "same", "differ" or "undetermined", the interval of a.A - b.A, of
-    both laws. They differ if it lies beyond 0.02, or if it is narrow and the values do."""
+    """Two ceilings: "same", "differ" or "undetermined"; the interval of a.A - b.A, of both laws."""
     low, high = apart("A", a, b, laws=2)
-    known = min(a.n, b.n) >= FEW - 1 and (          # few points may lie on a curve by chance
+    known = min(a.n, b.n) >= FEW - 1 and (          # few points lie on a curve by chance
         low > NEAR or high < -NEAR or high - low <= WIDEST)                 # not if they are nan
-    return (known and ("same" if abs(a.A - b.A) <= NEAR else "differ") or "undetermined"), low, high
+    rule = "undetermined" if not known else "same" if abs(a.A - b.A) <= NEAR else "differ"
+    return rule, low, high
 
 
 def compare_lines(curves, fits, refits):

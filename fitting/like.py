@@ -57,8 +57,7 @@ def fit_like(early, prior, draws=400, seed=0):
 
 
 def disagree(early, like):
-    """A sentence if the run so far contradicts its earlier runs: with them the fit is worse by more
-    than chance, for noise of 0.01 at least; or ""."""
+    """A sentence if earlier runs make the fit worse by more than chance (noise >= .01), or ""."""
     ours, theirs = (((each.R - each.curve(each.C)) ** 2).mean() + 1e-4 for each in (early, like))
     worse = early.n * np.log(theirs / ours)
     return f"your earlier runs disagree with this one (AIC {worse:+.1f})" if worse > RIVAL else ""

@@ -1,6 +1,6 @@
 """problems.py: a forecast from the right samples of each problem (`--by-problem`). Ours.
 
-An item response model. With x = compute / the last one, a share p of problem i's samples is right:
+An item response model. x = compute / the last compute; a share p of problem i's samples is right:
 
     logit p = u_i + v_i x^b       u_i normal, log v_i normal, correlated;  p = 0 for a share of them
 
@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logsumexp
 
-from fit import LAST, BadInput, interval
+from fit import LAST, RIVAL, BadInput, interval
 from fitting.readers import read_jsonl
 
 _z, _w = np.polynomial.hermite_e.hermegauss(15)
@@ -91,15 +91,16 @@ def by_problem(C, right, k, C_at, draws=100, seed=0):
 
 def by_problem_lines(curve, scale, cut, fit):
     """The forecast of a run's end from the part up to `cut` of a Curve's compute (None: of twice
-    its compute from all), and the problems never solved, in words. None if the Fit has no rise."""
+    its compute from all), and the problems never solved, in words. None if `fit` has no rise."""
     if curve.path is None:
         raise BadInput("--by-problem takes one run, not several that are pooled")
     C, right, k = read_counts(curve.path, curve.x.split(" times ")[0], curve.y)
     seen = C * scale <= (np.inf if cut is None else cut)
     C_at = np.full(LAST, 2 * C[-1]) if cut is None else C[~seen][-LAST:]
-    if why := fit.no_interval if right[seen].any() else (
-            f"none of {right.shape[1]} problems was solved so far"):
-        return f"by problem: no forecast, {why}"
+    if not right[seen].any():
+        return f"by problem: no forecast, none of {right.shape[1]} problems was solved so far"
+    if fit.rivals["constant"]["delta_aic"] < RIVAL:
+        return "by problem: no forecast, a constant fits as well: there is no rise"
     (value, low, high), unsolved = by_problem(C[seen], right[seen], k, C_at)
     told = (f"by problem: {value:.3f} [{low:.3f}, {high:.3f}]; {unsolved:.1%} of {right.shape[1]} "
             "problems were not solved so far")

@@ -163,11 +163,11 @@ def read_notebook(cells):
     """The rows of the tables that transformers shows in a notebook, or of what is printed there."""
     rows, outputs = [], [output for cell in cells or () for output in cell.get("outputs") or ()]
     for output in outputs:
-        html = "".join(output.get("data", {}).get("text/html") or "").replace(" / ", "/")
+        html = "".join((output.get("data") or {}).get("text/html") or "").replace(" / ", "/")
         names, *table = [re.findall(r"<t[hd]>\s*(.*?)\s*</t[hd]>", row)
                          for row in html.split("<tr")[1:]] or [[]]
         rows += [dict(zip(names, row)) for row in table if names[:1] in (["Step"], ["Epoch"])]
-    return rows or read_console("\n".join("".join(o.get("text", "")) for o in outputs))
+    return rows or read_console("\n".join("".join(o.get("text") or "") for o in outputs))
 
 
 def read_tensorboard(path):
@@ -273,8 +273,8 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
     TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN. It may hold = and , itself.
 
-    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has,
-    which all logs need.  x_scale multiplies compute (GPU-hours a step); reward_range -> [0, 1]."""
+    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has, x
+    in most evaluations; all logs need it.  x_scale multiplies compute; reward_range -> [0, 1]."""
     ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
     name, paths = next((way for way in ways if os.path.exists(way[1]) or all(os.path.exists(
         re.sub(r"(?i)(\.[ct]sv):.*", r"\1", part)) for part in way[1].split(","))), ways[2])
@@ -293,12 +293,15 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         steps = [s for s in STEP_COLUMNS if any(s in row for row in rows if y_name in row)]
         near = rows if x or steps else [row for row in rows if y_name in row]
-        x_name, _ = pick(near, x, [name for name in X_COLUMNS if name in steps
-                                   or name not in STEP_COLUMNS], "--x", path)
-        C, R, doubts = evaluations(rows, x_name, y_name, path, steps)
-        if steps and not x and 5 * C.size < 4 * (by_step := evaluations(
-                rows, steps[0], y_name, path, steps))[0].size:
-            x_name, (C, R, doubts) = steps[0], by_step      # TRL's num_tokens is training's alone
+        names = [name for name in X_COLUMNS if name in steps or name not in STEP_COLUMNS]
+        most = 0 if x or not steps else evaluations(rows, steps[0], y_name, path, steps)[0].size
+        while True:
+            x_name, _ = pick(near, x, names, "--x", path)
+            C, R, doubts = evaluations(rows, x_name, y_name, path, steps)
+            if C.size >= 0.8 * most:
+                break                       # else TRL's num_tokens, in rows of training alone
+            notes.append(f"--x is not {x_name}: {C.size} of {most} evaluations have it")
+            names = names[names.index(metric(x_name)) + 1:]
         x, y = x or metric(x_name), y or metric(y_name)
         if not C.size:
             raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}")

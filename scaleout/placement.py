@@ -43,7 +43,7 @@ def make_placement(config, estimate, address=""):
     else:
         trainers = 0 if address else c.trainers or 1
         count = 0 if c.vllm_url else c.servers or 1
-        why = f"no GPU: {trainers} train, {count or 'given'} servers generate"
+        why = f"no GPU: {trainers} train, {count or 'the given'} servers generate"
     size, devices = max(1, c.tensor_parallel), range(trainers, c.gpus)      # none on CPUs
     return Placement(trainers, {f"http://{host}:{port}": devices[i * size:(i + 1) * size]
                                 for i, port in enumerate(free_ports(count, host))}, why)

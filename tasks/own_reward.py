@@ -17,7 +17,6 @@ from pathlib import Path
 
 FUNCTIONS = ("reward", "reward_func")  # the names are also the problems' kinds
 TOLD = set()  # what this process has already complained about
-FOLDERS = set()  # of the files that it has run
 
 
 class TaskError(ValueError):
@@ -26,14 +25,8 @@ class TaskError(ValueError):
 
 @functools.cache
 def run_file(path):
-    """What the file defines. Files beside it can be imported. ImportError: one has the name of one
-    that another task has imported, and Python would give it that one, without a word."""
-    folder, loaded = Path(path).parent, [getattr(m, "__file__", "") for m in sys.modules.values()]
-    for other in map(Path, filter(None, loaded)):
-        if other.parent in FOLDERS - {folder} and (folder / other.name).exists():
-            raise ImportError(f"{other.name} beside it has the name of {other}: rename one")
-    FOLDERS.add(folder)
-    sys.path.append(str(folder))  # last: nothing of ours is hidden
+    """What the file defines. Files beside it can be imported."""
+    sys.path.append(str(Path(path).parent))  # last: nothing of ours is hidden
     return runpy.run_path(path, run_name="task_file")
 
 

@@ -176,8 +176,8 @@ def check_files(config):
         if part.endswith(".py"):
             own_problems(part)
         elif part.endswith(FILES) and not Path(part).exists():
-            raise TaskError(f"task {part!r} cannot be read: there is no such file" + (
-                ' ("+" in a name stands between two tasks)' if "+" in config.task else ""))
+            several = ' ("+" stands between two tasks)' * ("+" in config.task + config.eval_tasks)
+            raise TaskError(f"task {part!r} cannot be read: there is no such file{several}")
 
 
 def load_problems(config, tokenizer, verifier, kept=None):

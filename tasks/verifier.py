@@ -47,8 +47,10 @@ def verify(text, answer, kind="math", question=""):
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
     "unreadable", "bad reward", "timeout" or "error".
     Without a deadline: a model's samples go through `Verifier`. Raises TaskError: unknown kind."""
-    if kind == "code" and not str(answer).startswith("[["):  # tests as data sets have them
-        answer = json.dumps(sandbox.read_tests(answer))
+    if kind == "code":  # UnitTests, or tests as data sets have them; or either as JSON
+        tests = json.loads(answer) if isinstance(answer, str) else answer
+        first = tests[0] if isinstance(tests, list | tuple) and tests else None
+        answer = json.dumps(tests if isinstance(first, list) else sandbox.read_tests(tests))
     job = read(text, str(answer), kind, question)
     reason = job if isinstance(job, str) else grade(*job)
     return (1.0 if reason == "correct" else -1.0), reason

@@ -199,7 +199,7 @@ BAD_INPUT = {
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
                               "use the setting tensor_parallel"),
     "a divisor for +-1 alone": (["--advantage-norm", "mean", "--length-penalty", "4"],
-                                "advantage_norm = 'mean': with length_penalty rewards are not +-1"),
+                                "advantage_norm = 'mean': it divides by 2 p"),
     "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options: No closing"),
     "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
 }

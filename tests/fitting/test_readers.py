@@ -356,6 +356,10 @@ def test_an_x_that_most_evaluations_lack_is_not_taken(tokens, x, tmp_path):
     curve = readers.load(str(tmp_path))
     assert curve.x == x and curve.C.tolist() == [
         step * (1000 if tokens else 1) for step in range(0, 601, 50)]
+    told = [] if tokens else ["--x is not num_tokens: 5 of 13 evaluations have it"]
+    assert [note for note in curve.notes if "--x" in note] == told
+    training = readers.load(str(tmp_path), y="reward")      # its rows have num_tokens, all of them
+    assert training.x == "num_tokens" and training.C.size == 20
     assert readers.load(str(tmp_path), x="num_tokens").C.size == 5      # as asked for, with a note
 
 
@@ -363,7 +367,8 @@ def test_a_byte_order_mark_and_an_empty_notebook_are_no_traceback(tmp_path):
     """PowerShell writes the mark."""
     (tmp_path / "log.jsonl").write_text('{"step": 1, "eval/reward": 0.5}\n', "utf-8-sig")
     assert readers.load(str(tmp_path / "log.jsonl")).R.tolist() == [0.5]
-    for cells in (None, [{"outputs": None}], [{"outputs": [{"data": {"text/html": None}}]}]):
+    for cells in (None, [{"outputs": None}], [{"outputs": [{"data": {"text/html": None}}]}],
+                  [{"outputs": [{"data": None, "text": None}]}]):
         (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
         with pytest.raises(BadInput, match="has no column for --y; it has: no numbers yet"):
             readers.load(str(tmp_path / "n.ipynb"))

@@ -965,7 +965,12 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     # Taken back
     ("The answer is 5. No wait, 6.", "6", "", True),
     ("The answer is 5. No wait, 6.", "5", "", False),
+    ("The answer is 5. Correction: it is 6", "6", "", True),
     ("The answer is 5. Wait, let me check: 2 + 3 = 5. Yes.", "5", "", True),
+    (r"The answer is $\boxed{7}$. Wait, no, we can verify this with n = 3.", "7", "", True),
+    ("The answer is 42. Sorry for the confusion in step 2.", "42", "", True),
+    ("The answer is 3 hours. Or 180 minutes.", "3", "", True),
+    ("The answer is 12. Actually this follows from Theorem 2.", "12", "", True),
     # The question's power, worked out; a fraction without braces
     (r"\boxed{10^2=100}", "100", "Compute $10^2$.", True),
     (r"\boxed{10^2}", "100", "Compute $10^2$.", False),

@@ -249,24 +249,10 @@ def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated(file, tmp_path):
         load_pool(path, 0, 0, {"size": 3})
 
 
-def test_files_of_one_name_beside_two_tasks_are_refused(tmp_path):
-    """The second task got the first one's, and with it wrong rewards, without a word."""
-    text = f"import only_a_helper\n{PROBLEM}def reward(problem, text): return only_a_helper.value\n"
-    for name, value in (("a", 1), ("b", -1)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "only_a_helper.py").write_text(f"value = {value}\n")
-        (tmp_path / name / f"{name}.py").write_text(text)
-        (tmp_path / name / f"{name}2.py").write_text(text)
-    check_files(Config(model="x", task=f"{tmp_path}/a/a.py+{tmp_path}/a/a2.py"))    # of one folder
-    with pytest.raises(TaskError, match="ImportError: only_a_helper.py beside it has the name of .*"
-                                        "a/only_a_helper.py: rename one$"):
-        check_files(Config(model="x", task=f"{tmp_path}/a/a.py+{tmp_path}/b/b.py"))
-
-
 def test_a_file_with_a_plus_in_its_name_is_told_from_two_tasks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "q+2.jsonl").write_text('{"question": "1", "answer": "1"}\n')
-    with pytest.raises(TaskError, match=r"2.jsonl' .* no such file \(.\+. in a name stands betw"):
+    with pytest.raises(TaskError, match=r"2.jsonl' .* no such file \(.\+. stands between"):
         check_files(Config(model="x", task="q+2.jsonl"))
 
 

@@ -683,7 +683,8 @@ def test_code_is_a_kind_of_answer():
     block, wrong = f"```python\n{RIGHT}\n```", "```python\nprint(0)\n```"
     assert verify(f"{wrong}</think>Here:\n{block}\nDone.", answer, "code") == (1.0, "correct")
     theirs = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6\n"]}          # as data sets have it
-    for tests in (theirs, json.dumps(theirs), [{"input": "1\n", "output": "2\n"}]):
+    for tests in (theirs, " " + json.dumps(theirs, indent=1), [{"input": "1\n", "output": "2\n"}],
+                  UnitTests(["1\n"], ["2\n"]), json.dumps([["1\n"], ["2\n"]], indent=1)):
         assert [verify(f"```python\nprint(int(input()) + {n})\n```", tests, "code")[1]
                 for n in (1, 2)] == ["correct", "wrong"]
     items = [(text, answer, "code") for text in
