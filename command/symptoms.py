@@ -53,7 +53,8 @@ def read(folder):
     rows = {}
     for path in (Path(folder, "metrics.jsonl"), Path(folder, "evals.jsonl")):
         for row in readers.read_jsonl(path)[0] if path.is_file() else ():
-            row = {k: v for k, v in getattr(row, "items", tuple)() if isinstance(v, int | float)}
+            fields = row.items() if isinstance(row, dict) else ()
+            row = {k: v for k, v in fields if isinstance(v, int | float)}
             if row.get("step", 0.5) % 1:
                 raise readers.BadInput(f"{path} has a line without a step that is a whole number")
             if rates := [v for k, v in row.items() if re.match("eval/.*/mean@", k)]:
