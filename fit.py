@@ -52,9 +52,8 @@ LAWS = {                    # g as a function of c, and its inverse: c as a func
                 lambda g, B: np.exp(logit(g) / B)),
     "stretched": (lambda c, B: -np.expm1(-np.log(2) * c ** B),  # ours: 1 - 2^-(c^B)
                   lambda g, B: (-np.log1p(-g) / np.log(2)) ** (1 / B)),
-    # A.4: A - D / C^B, D = (A - R0) C_mid^B; g(1) = 0. The square of g must be finite.
-    "power": (lambda c, B: np.maximum(1 - c ** -B, -1e150),
-              lambda g, B: (1 - g) ** (-1 / B)),
+    "power": (lambda c, B: np.maximum(1 - c ** -B, -1e150),     # A.4: A - D / C^B; g^2 is finite
+              lambda g, B: (1 - g) ** (-1 / B)),                # D = (A - R0) C_mid^B; g(1) = 0
     "logistic": (lambda c, B: expit(B * (c - 1)),         # of popular articles: g > 0 even at C = 0
                  lambda g, B: 1 + logit(g) / B),
 }
