@@ -77,8 +77,9 @@ def check_machine(config, servers=()):
     found = torch.cuda.device_count()                       # also where CUDA does not start
     needed = min(config.gpus, 1) if started() else config.gpus      # a rank may be shown one alone
     if found < needed or (config.gpus and found and not torch.cuda.is_available()):
-        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here. Is it built for GPUs "
-                          f"({torch.__version__}), the driver new enough? gpus = 0: the CPU")
+        why = (f"is the driver new enough for CUDA {torch.version.cuda} (nvidia-smi)?" if found
+               or torch.version.cuda else f"torch {torch.__version__} is built for CPUs.")
+        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; {why} gpus = 0: the CPU")
     several = asks_for_several(config) or int(os.environ.get("WORLD_SIZE", 1)) > 1
     if started() and several and not config.vllm_url:
         raise ConfigError("RANK is set here, so this is one rank that somebody else has started: "
