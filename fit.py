@@ -360,9 +360,9 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         raise BadInput(f"R0 is a pass rate in [0, 1], got {R0:g}")
     amounts = np.unique(C[C > 0])
     if amounts.size < 3:
-        raise BadInput(f"only {amounts.size} different amounts of compute are left to fit from "
-                       f"{c_min or 0:.3g} to {np.inf if c_max is None else c_max:.3g} (--c-min, "
-                       "--until; step 0 only gives R0): take 3, better 20")
+        raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
+                       "--c-min and --until (a share up to 1, or an amount; step 0 only gives R0): "
+                       "take 3, better 20")
     first, last = amounts[[0, -1]]
     low, high = A_range or (R0, 1.0)
     if not 0 <= low <= high <= 1:

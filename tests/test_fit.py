@@ -655,7 +655,7 @@ def test_nonsense_is_refused_with_a_sentence(C, R, sentence):
 
 @pytest.mark.parametrize("options,sentence", [
     (dict(law="cubic"), "law 'cubic'.*it takes sigmoid"), (dict(method="magic"), "free, grid"),
-    (dict(R0=1.5), "R0 is a pass rate"), (dict(c_max=100), "left to fit from 0 to 100 .--c-min"),
+    (dict(R0=1.5), "R0 is a pass rate"), (dict(c_max=100), "after --c-min and --until"),
     (dict(A_range=(0.9, 0.1)), "A_range"), (dict(A_range=(0.5, 3)), "low <= high <= 1"),
 ])
 def test_settings_that_cannot_work_are_refused_with_a_sentence(options, sentence):
