@@ -23,8 +23,8 @@ def reward_by_coins():
     true, bad_step = scalerl.Run.reward, RunFolder.bad_step
 
     def reward(self, groups):
-        rollouts, self.true_rewards, log = true(self, groups)
-        rewards = self.true_rewards
+        rollouts, rewards, log = true(self, groups)
+        self.true_rewards = rewards
         number = random.Random(f"{self.config.seed}/{self.step}").randrange(2 ** 63)
         coins = torch.randint(2, rewards.shape, generator=torch.Generator().manual_seed(number))
         return rollouts, coins * 2.0 - 1.0, log

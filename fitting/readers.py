@@ -305,8 +305,8 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         x, y = x or metric(x_name), y or metric(y_name)
         if not C.size:
             raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}")
-        there = [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
-        notes += more + there + others + doubts
+        more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
+        notes += more + others + doubts
         mapped, graded = (lo, hi) != (0, 1), re.search("(?i)reward|score|return", y_name)
         if percent := not (mapped or graded) and 1.05 < R.max() <= 100:     # 1.001 is a slip
             notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent, not as counts "

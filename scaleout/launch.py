@@ -79,7 +79,8 @@ def check_machine(config, servers=()):
     if found < needed or (config.gpus and found and not torch.cuda.is_available()):
         why = (f"is the driver new enough for CUDA {torch.version.cuda} (nvidia-smi)?" if found
                or torch.version.cuda else f"torch {torch.__version__} is built for CPUs.")
-        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; {why} gpus = 0: the CPU")
+        raise ConfigError(
+            f"gpus = {config.gpus}: torch finds {found} here; {why} gpus = 0: the CPU")
     several = asks_for_several(config) or int(os.environ.get("WORLD_SIZE", 1)) > 1
     if started() and several and not config.vllm_url:
         raise ConfigError("RANK is set here, so this is one rank that somebody else has started: "

@@ -77,7 +77,8 @@ def on_gpus(c, estimate, address):
              for size in sizes if size <= best for t in possible[size] if t
              for recompute in {estimate.recompute, True} if estimate.trainer_fits(t, recompute)]
     _, estimate.recompute, trainers, size = min(plans, default=(0, True, max(possible[best]), best))
-    c.tensor_parallel, count = size, (c.gpus - trainers) // size
+    c.tensor_parallel = size
+    count = (c.gpus - trainers) // size
     why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else \
         "by the paper's split, 1 to 4, as far as the model's memory lets it"
     servers = f"{count} servers" + (f" of {size}" if size > 1 else "")

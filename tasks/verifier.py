@@ -222,7 +222,8 @@ class Verifier(contextlib.AbstractContextManager):
         try:  # "if self.idle" is too early: other threads pop, too
             worker = self.idle.pop()
         except IndexError:
-            patience_s, (ours, theirs) = START_S, socket.socketpair()
+            patience_s = START_S
+            ours, theirs = socket.socketpair()
             with theirs:
                 # In a session of its own: Ctrl-C in a terminal is for the trainer.
                 # In the trainer's folder, as own rewards name files; -P: no module there is ours.
