@@ -145,15 +145,15 @@ mutants: $(VENV)/test
 	$(PY) -m course.mutants
 
 # Three processes: tests of servers mostly wait. One that a test ends ends the suite: a test without
-# an end would otherwise be begun again eight times (pyproject.toml has the limit). Of some long lists
-# of cases it takes another part each day; EVERY=1 make test: all.
+# an end would otherwise be begun again eight times (pyproject.toml has the limit). Of the long tests it
+# takes another part each day, each third or sixth; EVERY=1 make test: all.
 test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # All styles of right solutions, all cheats, Gradescope's form, a replayed run of the toy: `make test`
-# takes some of the first two, others each day, and the form each third day.
+# takes some of them each day.
 grading-check: $(VENV)/test models/toy/config.json
-	EVERY=1 $(PY) -m pytest -q -n 2 tests/course/test_solutions.py \
+	$(PY) -m pytest -q -n 2 tests/course/test_solutions.py \
 	  tests/course/test_more_cheats.py tests/course/test_experiment.py tests/course/test_cheats.py \
 	  tests/course/test_batch.py
 

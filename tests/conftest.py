@@ -32,9 +32,10 @@ from sampler import Request, Rollout
 ROOT = Path(__file__).parent.parent
 # THOROUGH=1 in the environment: by hand, minutes more of kills and starts than CI has time for.
 THOROUGH = bool(int(os.environ.get("THOROUGH", "0")))
-# The gate has twenty minutes: of some long lists it takes another part each day. EVERY=1: all.
+# The gate has twenty minutes: of the long tests it takes another part each day. EVERY=1: all.
 EVERY = bool(int(os.environ.get("EVERY", "0")))
 DAY = datetime.date.today().toordinal()         # not random: every process collects the same
+ANOTHER_DAY = "it takes long, and its day is another (EVERY=1, or its file by name: all)"
 torch.set_num_threads(1)
 # Processes that need torch are forked from a server that has imported it once. The test process
 # itself cannot be forked, because autograd's threads do not survive it.
@@ -42,14 +43,23 @@ SPAWN = multiprocessing.get_context("forkserver")
 SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
-def todays(cases, days):
-    """The cases of today: in so many days each has had its turn."""
-    return [case for i, case in enumerate(cases) if EVERY or (DAY + i) % days == 0]
+def wait_for_their_day(items):
+    """`@pytest.mark.days(3, turn=1)`: in the whole suite on each third day. Without `turn` the
+    cases of a list have their days one after the other."""
+    cases = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("days"):
+            turn = mark.kwargs.get("turn", cases[item.path, item.originalname])
+            cases[item.path, item.originalname] += 1
+            if (DAY + turn) % mark.args[0]:
+                item.add_marker(pytest.mark.skip(reason=ANOTHER_DAY))
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """A file goes to one process as a whole: the long ones first. With one of them at the end, one
     process works and the others have none left. Servers not beside the launcher."""
+    if not (EVERY or THOROUGH or config.option.file_or_dir or config.option.markexpr):
+        wait_for_their_day(items)
     first = [f"test_{name}.py" for name in (
         "launch vllm_inprocess run platforms fit cheats vllm_servers team sharded_run families "
         "tour solutions rehearsal server_pool sandbox own_reward").split()]

@@ -169,6 +169,7 @@ def test_no_steepness_at_any_node_of_the_grid_fits_better():
         assert 20 * f.rmse ** 2 < least[0] * (1 + 1e-6)
 
 
+@pytest.mark.days(3, turn=2)
 def test_the_grid_takes_a_fitted_R0_from_the_free_fit():
     """Without a step 0 the grid has nothing to say about R0; with 0 all its numbers would move."""
     C, R = (values[1:] for values in made(n=41))
@@ -228,6 +229,7 @@ def test_every_row_of_table_1_is_recovered(run, A, B, C_mid):
     assert hits >= 0.95 * 40
 
 
+@pytest.mark.days(3, turn=0)
 def test_the_grid_of_a_power_law_begins_where_slow_ones_cross_R0():
     """Far before the data: .9 - C^-.2 is 0 at C = 1.7, and its first evaluation is at 100."""
     B = np.random.default_rng().uniform(0.15, 0.6)
@@ -302,6 +304,7 @@ def test_R0_moves_everything():
     assert zero.A > low.A > TRUTH["A"] > high.A and zero.B < low.B < TRUTH["B"] < high.B
 
 
+@pytest.mark.days(3, turn=0)
 # --------------------------------------------------------------------------------- uncertainty
 def test_intervals_cover_the_truth_as_often_as_they_say():
     """A 90% interval that holds the truth half of the time is an ornament.  120 made runs to 8k
@@ -316,6 +319,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     assert (0.80 <= inside / 120).all() and (inside[:3] / 120 <= 0.97).all(), inside / 120
 
 
+@pytest.mark.days(3, turn=1)
 def test_an_interval_of_the_grid_does_not_come_from_its_nodes():
     """On clean data all replicates would land on one node: A would look exact to the last digit,
     and be wrong by up to half a step."""
@@ -332,6 +336,7 @@ def test_an_interval_of_the_grid_does_not_come_from_its_nodes():
     assert (inside / 40 >= 0.75).all(), inside / 40
 
 
+@pytest.mark.days(6, turn=4)
 def test_intervals_of_four_evaluations_cover_the_truth_as_often_as_those_of_forty():
     """One residual too many for the parameters tells the size of the noise only roughly.  Taken for
     its true size, as most bootstraps take it, 90% intervals hold the truth in two thirds of runs.
@@ -358,6 +363,7 @@ def test_as_many_parameters_as_evaluations_give_no_interval():
     assert np.ptp(held.ci["B"]) > 0 and not held.no_interval
 
 
+@pytest.mark.days(6, turn=1)
 def test_noise_of_the_step_0_evaluation_is_in_the_intervals():
     """Holding a noisy R0 as if it were exact gives intervals for B that are too narrow: the naive
     form, R0 given as a number, is kept here to show it."""
@@ -437,6 +443,7 @@ def test_there_is_no_interval_with_as_many_points_as_parameters_and_one_more():
         assert has or f.no_interval.startswith(f"{f.n} evaluations, too few")
 
 
+@pytest.mark.days(3, turn=2)
 def test_forecasts_stay_within_0_and_1_and_are_never_of_no_width():
     """An interval of [-.57, 1.89] "holds" everything; one of [.332, .334] after a flat stretch is
     sure of what it cannot know."""
@@ -511,6 +518,7 @@ def test_a_fit_leaves_residuals_whose_neighbors_differ(n, share):
     assert np.mean(found) == pytest.approx(share, abs=0.06) == pytest.approx(-3 / n, abs=0.1)
 
 
+@pytest.mark.days(6, turn=0)
 def test_intervals_hold_the_truth_when_noise_lasts():
     """A curriculum, a moving learning rate: neighbors share their luck, here at .5.  Not widened,
     the sigmoid's intervals hold the truth in two thirds of runs."""
@@ -578,6 +586,7 @@ def test_each_doubt_is_raised(sentence, data, options):
     assert any(sentence in w for w in fit_curve(*data, **options, bootstrap=200).warnings)
 
 
+@pytest.mark.days(6, turn=3)
 def test_good_fits_are_not_doubted():
     """Warnings that come with every fit are read by nobody: at most 1 good run in 20 gets one."""
     doubted = [fit_curve(*made(seed=seed), bootstrap=60).warnings for seed in range(100)]
@@ -670,6 +679,7 @@ def test_an_unknown_setting_is_an_error():
         fit_curve(*made(), A_rnage=(0, 1))
 
 
+@pytest.mark.days(6, turn=1)
 # ---------------------------------------------------------------------------------- prediction
 def test_interval_of_the_held_out_prediction_covers_what_is_measured():
     """"Predicted .59 [.58, .60]; measured .57" must be news.  What is measured is the mean of five
@@ -682,6 +692,7 @@ def test_interval_of_the_held_out_prediction_covers_what_is_measured():
     assert inside / 100 >= 0.80
 
 
+@pytest.mark.days(3, turn=2)
 def test_a_single_evaluation_is_held_against_an_interval_that_has_its_noise():
     """Sixty evaluations determine the curve well, and one more scatters far beyond it.  The naive
     form, the interval of the curve, is kept here: it calls most good predictions wrong."""

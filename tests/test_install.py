@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
 from conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -17,6 +18,7 @@ def name_of(requirement):
     return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
 
 
+@pytest.mark.days(3, turn=0)
 def test_the_fitting_tool_needs_no_package_that_its_installation_does_not_bring():
     """Nobody who fits a log should load gigabytes of torch for it."""
     assert {name_of(r) for r in PROJECT["project"]["dependencies"]} == {
@@ -66,6 +68,7 @@ def test_make_installs_the_locked_versions_unless_it_is_told_otherwise(tmp_path)
         assert [("--constraint constraints.txt" in line) for line in installs] == [locked] * 3
 
 
+@pytest.mark.days(6, turn=2)
 def test_the_images_commands_run_on_what_is_copied_into_it(micro, tmp_path):
     """docker itself is not run here. The gate gives the image's `make` for its packages on a bare
     checkout; here its last command runs whole, on a toy of the tests and in a dozen short steps."""
@@ -97,6 +100,7 @@ def test_the_images_commands_run_on_what_is_copied_into_it(micro, tmp_path):
     assert (tmp_path / "scalerl" / "runs" / "demo" / "curve.png").exists()
 
 
+@pytest.mark.days(3, turn=0)
 def test_the_notebooks_first_cell_clones_this_tree_and_pip_has_all_that_it_asks_for(tmp_path):
     """As on Colab, but for the network: git and pip are the real ones. pip is told to install
     nothing; it reads the clone's project file and looks for each package of it here."""

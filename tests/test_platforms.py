@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, arguments, lines, run_command, todays
+from conftest import ROOT, arguments, lines, run_command
 
 from command.main import check_platform
 from config import Config, ConfigError
@@ -60,6 +60,7 @@ def elsewhere(tmp_path):
     return run
 
 
+@pytest.mark.days(6, turn=2)
 def test_the_demo_is_trained_resumed_and_fitted_and_its_numbers_are_linuxs(
         elsewhere, micro, tmp_path):
     """Short. auto must not take the vLLM that is installed here."""
@@ -84,7 +85,8 @@ def test_the_demo_is_trained_resumed_and_fitted_and_its_numbers_are_linuxs(
     assert list(tmp_path.rglob("*.png"))
 
 
-@pytest.mark.parametrize("call", todays(MISSING, 2))
+@pytest.mark.days(4)
+@pytest.mark.parametrize("call", MISSING)
 def test_a_linux_that_lacks_one_call_trains_as_well(elsewhere, micro, call):
     """A container may deny each of them by itself. One process needs none."""
     done = elsewhere(ROOT / "scalerl.py", *arguments(micro, steps=1, heldout_prompts=3),
@@ -92,6 +94,7 @@ def test_a_linux_that_lacks_one_call_trains_as_well(elsewhere, micro, call):
     assert done.returncode == 0 and "Done: 1 step" in done.stdout, done.stderr
 
 
+@pytest.mark.days(3)
 @pytest.mark.parametrize("bwrap", [None, "echo 'bwrap: setting up uid map: denied' >&2; exit 1"])
 def test_without_namespaces_landlock_is_told_or_code_refused_in_a_sentence(
         elsewhere, micro, tmp_path, bwrap):
@@ -120,6 +123,7 @@ def test_the_verifier_of_mathematics_works_without_the_limit_of_memory(elsewhere
     assert done.stdout.strip() == "['correct', 'wrong']", done.stderr
 
 
+@pytest.mark.days(6, turn=4)
 def test_what_needs_linux_is_refused_in_one_sentence(elsewhere, micro, tmp_path):
     """The command first; then each setting, where a second of its own would tell nothing more."""
     done = elsewhere(ROOT / "scalerl.py", *arguments(micro, trainers=2, gpus=0))
@@ -156,6 +160,7 @@ def test_each_setting_that_needs_linux_is_refused(settings, monkeypatch):
         sandbox.which_walls()
 
 
+@pytest.mark.days(3, turn=0)
 def test_the_plan_of_a_cluster_can_be_made_without_linux(elsewhere, eight):
     """--dry-run starts nothing."""
     done = elsewhere(ROOT / "scalerl.py", "--model", eight, "--gpus", 8, "--dry-run")

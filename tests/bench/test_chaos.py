@@ -16,6 +16,7 @@ import chaos                                                                # no
 import simulate                                                             # noqa: E402
 
 
+@pytest.mark.days(6, turn=2)
 def test_three_kinds_of_faults_change_no_digit_and_leave_nothing_behind(micro, tmp_path, seed):
     """One process: the trainer killed, a worker of the verifier killed, a bit flipped in the
     newest checkpoint. The command is only repeated."""

@@ -4,7 +4,7 @@ import os
 
 import grading
 import pytest
-from conftest import ROOT, todays
+from conftest import ROOT
 from grading import graded, sandboxed, tree
 
 from course import grade, student
@@ -194,7 +194,8 @@ def cheating(body, top):
 
 
 @sandboxed
-@pytest.mark.parametrize("name", todays(CHEATS, 2))
+@pytest.mark.days(4)
+@pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_earns_nothing(name):
     row = graded(2, cheating(*CHEATS[name]))
     assert row["points"] == 0, [part["part"] for part in row["parts"] if not part["why"]]
@@ -209,6 +210,7 @@ def test_and_costs_no_other_exercise(name):
     assert row["points"] == row["of"], row["parts"]
 
 
+@pytest.mark.days(3, turn=2)
 @sandboxed
 def test_an_endless_loop_costs_the_part_that_it_is_in():
     row = graded(4, tree({"loss.py::zero_variance": "while True: pass"}, real=[]) | {
@@ -218,6 +220,7 @@ def test_an_endless_loop_costs_the_part_that_it_is_in():
     assert not any(reason for name, reason in why.items() if name.startswith("Curriculum"))
 
 
+@pytest.mark.days(3)
 @sandboxed
 @pytest.mark.parametrize("number, function, body", [
     (1, "engines/head.py::TokenLogprobs.forward", """

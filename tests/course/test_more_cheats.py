@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import todays
 from grading import ROWS, graded, handed_out, sandboxed, tree
 
 from course import experiment, grade, student
@@ -190,7 +189,8 @@ def not_patient(monkeypatch):
 
 
 @sandboxed
-@pytest.mark.parametrize("name", todays(CHEATS, 6))
+@pytest.mark.days(6)
+@pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_of_another_exercise_earns_nothing(name):
     number, bodies, top, extra = CHEATS[name]
     where = next(iter(bodies)).split("::")[0]
@@ -241,6 +241,7 @@ def test_an_array_of_nothing_may_not_be_large():
     assert wire.decode(wire.encode(np.zeros((9, 0)))).shape == (9, 0)
 
 
+@pytest.mark.days(3, turn=0)
 @sandboxed
 def test_a_module_with_the_name_of_a_library_costs_nobody_his_points(tmp_path):
     """It would lie in front of the library; and it must not look like a project that is installed
@@ -260,6 +261,7 @@ def test_a_module_with_the_name_of_a_library_costs_nobody_his_points(tmp_path):
         "six.py", "torch.py", "random.py", "numpy/mine.py")} <= {*told["notes"]}
 
 
+@pytest.mark.days(3, turn=2)
 @sandboxed
 def test_modules_of_many_megabytes_stop_nobodys_grading(tmp_path):
     """A small archive may unpack to them. The smallest are used, and the rest is said."""
@@ -357,6 +359,7 @@ def test_a_file_in_a_coding_of_domain_names_is_not_decoded(tmp_path):
         grade.handed_in(tmp_path, "x.py")
 
 
+@pytest.mark.days(3)
 @sandboxed
 @pytest.mark.parametrize("text", ["-" * 100_000 + "1", "(" * 5000, "x = '\\0'\0", "\0",
                                   "lambda: " * 5000 + "1", "x = " + "[" * 200 + "]" * 200])

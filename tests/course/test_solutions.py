@@ -1,10 +1,9 @@
 """Twelve right solutions of each exercise, in styles of their own, keep all points; and so does a
-file as Windows, or an old editor, writes it. Today's style of each; `make grading-check`: all."""
+file as Windows, or an old editor, writes it. Some each day; `make grading-check`: all."""
 import os
 from collections import Counter
 
 import pytest
-from conftest import DAY, EVERY
 from grading import ROWS, SOLUTIONS, graded, handed_out, sandboxed, solution, written_into
 from test_grade import STYLES
 
@@ -21,15 +20,9 @@ def solved(path):
 CASES = [(path, number) for path in SOLUTIONS for number in solved(path)]
 
 
-def one_each(cases):
-    """One case of each exercise, another one each day, unless all are wanted."""
-    return cases if EVERY else [
-        mine[(DAY + number) % len(mine)] for number in NUMBERS
-        if (mine := [case for case in cases if case[1] == number])]
-
-
+@pytest.mark.days(24)
 @sandboxed
-@pytest.mark.parametrize("path, number", one_each(CASES), ids=lambda x: getattr(x, "stem", x))
+@pytest.mark.parametrize("path, number", CASES, ids=lambda x: getattr(x, "stem", x))
 def test_a_right_solution_of_any_style_has_all_points(path, number):
     """With fresh inputs. All exercises of the style are in the file, as a student hands it in."""
     seed = int(os.environ.get("SEED") or int.from_bytes(os.urandom(3), "big"))
@@ -63,6 +56,7 @@ FORMS = {"a mark of the byte order": lambda text: b"\xef\xbb\xbf" + text.encode(
          "tabs": lambda text: text.replace("    ", "\t").encode()}
 
 
+@pytest.mark.days(3)
 @sandboxed
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_in_another_form_has_all_points(tmp_path, form):
@@ -74,6 +68,7 @@ def test_a_file_in_another_form_has_all_points(tmp_path, form):
     assert [row["points"] for row in told["exercises"]] == [10, 12], told
 
 
+@pytest.mark.days(3)
 @sandboxed
 @pytest.mark.parametrize("place", ["Helpers/mine.py", "_own/mine.py", "a/b/mine.py", "mine.py"])
 def test_a_helper_may_lie_anywhere(tmp_path, place):

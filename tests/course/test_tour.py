@@ -187,6 +187,7 @@ def test_with_an_address_it_clones_and_installs_once(tmp_path, monkeypatch):
 
 # -- what it shows ---------------------------------------------------------------------------------
 
+@pytest.mark.days(6, turn=3)
 def test_every_picture_is_drawn_and_its_axes_are_labeled(tour):
     assert set(tour.figures) == {f"figure_{name}" for name in (
         "interruption row advantages weights versions ratios log curve errors").split()}
@@ -200,11 +201,13 @@ def test_every_picture_is_drawn_and_its_axes_are_labeled(tour):
                 "figure_interruption", "figure_versions", "figure_errors")), name
 
 
+@pytest.mark.days(6, turn=3)
 def test_it_writes_into_a_folder_of_its_own(tour):
     assert tour.root == str(ROOT) and not tour.cwd.startswith(str(ROOT))
     assert not (ROOT / "course" / "runs").exists()
 
 
+@pytest.mark.days(6, turn=3)
 def test_the_row_shows_who_looks_at_whom(tour):
     """A token sees its own prompt, and in its own piece itself and what is before it."""
     assert len(tour.lengths) == 6
@@ -214,12 +217,14 @@ def test_the_row_shows_who_looks_at_whom(tour):
                          for a, t in pieces]
 
 
+@pytest.mark.days(6, turn=3)
 def test_one_sample_is_interrupted_and_its_forced_tokens_are_marked(tour):
     (cut, sampled, text), (cut_2, sampled_2, text_2) = tour.outputs
     assert not cut and all(sampled) and "Okay, time is up." not in text
     assert cut_2 and not all(sampled_2) and "Okay, time is up." in text_2
 
 
+@pytest.mark.days(6, turn=3)
 def test_groups_of_equal_rewards_are_left_out_and_the_others_advantages_are_fair(tour):
     assert tour.kept == [len(set(row)) > 1 for row in tour.rewards]
     rewards = [row for row, kept in zip(tour.rewards, tour.kept) if kept]
@@ -231,6 +236,7 @@ def test_groups_of_equal_rewards_are_left_out_and_the_others_advantages_are_fair
     assert sum(a * a for a in flat) / len(flat) == pytest.approx(1, abs=1e-3)   # one std for all
 
 
+@pytest.mark.days(6, turn=3)
 def test_the_weights_of_a_step_add_up_to_one_and_forced_tokens_have_none(tour):
     assert set(tour.weights) == {"prompt", "sample", "token"}
     for rows in tour.weights.values():
@@ -240,6 +246,7 @@ def test_the_weights_of_a_step_add_up_to_one_and_forced_tokens_have_none(tour):
     assert tour.weights["prompt"] != tour.weights["sample"] != tour.weights["token"]
 
 
+@pytest.mark.days(6, turn=3)
 def test_the_samples_are_stale_within_the_bound_and_the_ratio_moves_with_the_lag(tour):
     """At lag 0 it is not exactly 1: the cache still holds older weights' keys and values."""
     assert max(tour.lags) > 0 and len(set(tour.lags)) > 2
@@ -254,6 +261,7 @@ def test_the_samples_are_stale_within_the_bound_and_the_ratio_moves_with_the_lag
         int(name.removeprefix("ess/lag_")) for name in tour.stats if name.startswith("ess/lag_")}
 
 
+@pytest.mark.days(6, turn=3)
 def test_the_model_learns_and_the_fit_has_finite_numbers(tour):
     rates = [json.loads(line)["eval/toy/mean@4"] for line in tour.evals.splitlines()]
     assert len(rates) == 21 and tour.steps == 100
@@ -263,6 +271,7 @@ def test_the_model_learns_and_the_fit_has_finite_numbers(tour):
     assert all(map(math.isfinite, tour.told.values())) and "naive forecast" in tour.said
 
 
+@pytest.mark.days(6, turn=3)
 def test_the_25_runs_give_the_errors_that_results_demo_tells(tour):
     """The README's numbers: .019, and .184 for the naive forecast."""
     assert len(tour.errors) == 25

@@ -485,6 +485,7 @@ def test_a_run_takes_vllm_by_itself_and_keeps_the_lag_at_most_k(first):
     assert 'engine = "vllm"' in (cwd / "runs" / "r" / "config.toml").read_text()
 
 
+@pytest.mark.days(3, turn=1)
 def test_two_runs_of_one_seed_write_the_same_metrics(first, micro, tmp_path):
     """Decode and optimizer steps alternate in one process: nothing depends on the clock."""
     clocks = ("time/", "throughput/", "compute/core_hours")
@@ -493,6 +494,7 @@ def test_two_runs_of_one_seed_write_the_same_metrics(first, micro, tmp_path):
     assert logs[0] == logs[1]
 
 
+@pytest.mark.days(6, turn=0)
 def test_a_killed_run_goes_on_and_says_what_it_starts_again(first, micro, tmp_path):
     """From the checkpoint of step 3, as if killed after it; steps 4 to 6 are taken anew."""
     shutil.copytree(first[0] / "runs", tmp_path / "runs")

@@ -55,6 +55,7 @@ def test_each_verdict_is_given_where_its_rule_says_so():
     assert few["verdict"] == forecast.LAST_VALUE and "too few for the param" in few["reasons"][0]
 
 
+@pytest.mark.days(6, turn=3)
 def test_a_forecast_is_usable_where_the_law_is_nearer_to_the_line_than_to_the_last_value():
     """Then two laws agree that the run goes on. Where they do not, or the interval is wide, it is
     only a range; below .02 of promise the last value is as good."""
@@ -101,6 +102,7 @@ def test_where_the_law_is_not_believed_the_forecast_is_the_middle_one(rewards, m
         told[name] for name in ("law", "naive", "line"))[1]
 
 
+@pytest.mark.days(3, turn=0)
 def test_where_a_run_falls_the_forecast_is_the_last_value(monkeypatch):
     """The law promises what was at its best, a line falls on: the last value lies between."""
     C, R = made(16_000, n=41, sd=0.004)

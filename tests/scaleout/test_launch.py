@@ -437,6 +437,7 @@ def find(processes, word):
     return found
 
 
+@pytest.mark.days(6, turn=1)
 def test_a_lost_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tmp_path, seed):
     """One run: its server killed, the next one stopped (SIGSTOP), then Ctrl-C; resumed on two
     ranks, a rank killed while vLLM is still starting (in the middle of a run: test_ranks.py).
@@ -539,6 +540,7 @@ def machines():
                 ip("netns", "del", name, check=False)
 
 
+@pytest.mark.days(6, turn=5)
 def test_servers_on_one_machine_and_torchrun_on_two_others(micro, machines, tmp_path):
     """The commands of configs/cluster/two_machines.sh, which wait for each other. A run of two
     steps ends well on both. Resumed on the same servers, it has the servers' cable cut: it pauses,
@@ -621,6 +623,7 @@ sys.exit(max(code if code >= 0 else 128 - code for code in [task.wait() for task
 """ % sys.executable
 
 
+@pytest.mark.days(6, turn=2)
 def test_a_slurm_job_is_signaled_asks_to_be_queued_again_and_then_goes_on_to_its_end(
         micro, machines, tmp_path):
     """The script with real servers and ranks on three nodes; Slurm's own commands are stand-ins,
@@ -668,6 +671,7 @@ def test_a_slurm_job_is_signaled_asks_to_be_queued_again_and_then_goes_on_to_its
         "requeue") == 1
 
 
+@pytest.mark.days(3, turn=1)
 def test_serve_only_ends_with_its_file_when_it_is_stopped(micro, tmp_path):
     """And its address is loopback as long as nobody says another one."""
     file = tmp_path / "runs" / "r" / "servers_127.0.0.1.txt"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import DAY, EVERY, THOROUGH, arguments, lines
+from conftest import THOROUGH, arguments, lines
 from estimates import estimate_of
 from pretend_gpu import OnCpu, OnGpu, PretendGpu
 from ranks import answers
@@ -44,6 +44,7 @@ def test_tensors_of_two_devices_in_one_call_are_refused_and_what_cuda_allows_is_
         assert not gpu.syncs["tolist"] and far.tolist() and gpu.syncs["tolist"] == 1
 
 
+@pytest.mark.days(3)
 @pytest.mark.parametrize("off_policy", ["pipeline-2", "ppo-1"])
 def test_a_whole_run_on_one_gpu_mixes_no_devices(off_policy, micro, tmp_path, monkeypatch):
     """Loading, the self-test, generation with interruption, forward, backward, AdamW, the push of
@@ -63,6 +64,7 @@ def test_a_whole_run_on_one_gpu_mixes_no_devices(off_policy, micro, tmp_path, mo
     assert 0 < log[1]["mismatch/mean_abs_dlogp/lag_0"] < 5e-3
 
 
+@pytest.mark.days(3, turn=2)
 @pytest.mark.parametrize("words", [{}, {"trainers": 4, "tensor_parallel": 2}, {
     "vllm_args": "--enforce-eager", "tensor_parallel": 2, "servers": 2}])
 def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_takes(
@@ -210,12 +212,10 @@ def test_eight_processes_of_a_model_of_experts_make_a_whole_run(tmp_path, reques
     assert "runs/r is finished. Done: 3 steps." in (tmp_path / "launcher.log").read_text()
 
 
-def test_the_real_compiler_under_fsdp2_has_the_gradient_of_one_process(
-        models, seed, monkeypatch, request):
+@pytest.mark.days(6, turn=5)
+def test_the_real_compiler_under_fsdp2_has_the_gradient_of_one_process(models, seed, monkeypatch):
     """test_team.py leaves the compiler out, which takes a minute: once, here, it is not. Its fused
     kernels round otherwise than the plain process beside them: 1.8e-6 of a gradient was seen."""
-    if not (EVERY or THOROUGH or request.config.option.markexpr or DAY % 3 == 1):
-        pytest.skip("the real compiler takes a minute: each third day, and by `make gpu-rehearsal`")
     monkeypatch.setattr(test_team, "ROUNDING", 1e-5)
     monkeypatch.setattr(test_team, "without_compiler", None)
     monkeypatch.setattr(test_team, "answers", functools.partial(answers, timeout=1800))

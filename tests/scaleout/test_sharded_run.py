@@ -6,6 +6,7 @@ import random
 import time
 import urllib.request
 
+import pytest
 import safetensors.torch
 import torch
 from conftest import THOROUGH
@@ -55,6 +56,7 @@ def checksums(url):
         return json.load(answer)["checksums"]
 
 
+@pytest.mark.days(6, turn=4)
 def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_numbers(
         micro, tmp_path, seed):
     """2 ranks with real FSDP2, 2 vLLM servers; SIGKILL to the ranks in the middle. Resumed with

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import packed_copy, random_llama, rollouts_of, todays
+from conftest import packed_copy, random_llama, rollouts_of
 from ranks import answers, shard_on_cpu, started, wait_for
 from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -191,9 +191,10 @@ def without_compiler(_=None, graphs=None):
 ROUNDING = 1e-6                 # of fp32 sums in another order; a wrong sum is off by its half
 
 
-@pytest.mark.parametrize("size, sharded, case", todays([
+@pytest.mark.days(4)
+@pytest.mark.parametrize("size, sharded, case", [
     (2, False, "tied"), (2, True, "untied"), (3, False, "untied"), (3, True, "recomputed"),
-    (2, True, "compiled"), (3, False, "two samples"), (3, True, "two samples")], 2))
+    (2, True, "compiled"), (3, False, "two samples"), (3, True, "two samples")])
 def test_any_number_of_ranks_has_the_gradient_and_the_log_of_one(size, sharded, case, models, seed):
     """With whole models on CPUs and with real FSDP2; tied head or not; layers recomputed and
     compiled or not; samples masked by how they ended; with ranks that have nothing to do. A mean
@@ -228,6 +229,7 @@ def bf16_logprobs(trainer, seed):
     return logprobs.tolist(), sorted(map(str, dtypes))
 
 
+@pytest.mark.days(3, turn=1)
 @pytest.mark.gpu_rehearsal
 def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(models, seed):
     """accelerate's own FSDP2 policy for bf16 rounds the log-probs to bf16 (an error of 1e-2 at
@@ -242,6 +244,7 @@ def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(models,
     assert (values - exact)[sampled].abs().mean() < 0.2         # the model is rounded, both times
 
 
+@pytest.mark.days(3, turn=2)
 @pytest.mark.parametrize("setting, value", [("compile_layers", "on"), ("recompute_layers", True)])
 def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_result(
         setting, value, models, seed, monkeypatch):
@@ -330,6 +333,7 @@ def save_load_remove(trainer, folder):
     shutil.rmtree(folder)
 
 
+@pytest.mark.days(3, turn=1)
 def test_a_checkpoint_may_be_removed_as_soon_as_rank_0_has_loaded_it(models, tmp_path):
     """The preflight does. Another rank may only begin to read it then."""
     run_ranks(save_load_remove, 2, settings(models["tied"]), tmp_path / "step_0",
@@ -341,6 +345,7 @@ def small_groups(trainer):
     trained_model.GATHERED = 2
 
 
+@pytest.mark.days(6, turn=5)
 def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(models, seed, tmp_path):
     """1, then 2 with FSDP2, 3 with whole models, 3 with FSDP2 (its shards are uneven), and 1
     again, a step each: weights, Adam's moments and its step counts are those of as many steps on
@@ -392,6 +397,7 @@ def idle(trainer, flag):
     return trainer.update(*step_inputs(0), 7)[0]
 
 
+@pytest.mark.days(3)
 @pytest.mark.parametrize("who, how", [(1, signal.SIGKILL), (1, signal.SIGSTOP),
                                       (0, signal.SIGKILL)])
 def test_a_rank_that_dies_or_hangs_ends_all_others_in_a_sentence(who, how, models, tmp_path):
@@ -409,6 +415,7 @@ def test_a_rank_that_dies_or_hangs_ends_all_others_in_a_sentence(who, how, model
                         "another rank is dead, stuck or cut off, see its log$", sentence), found
 
 
+@pytest.mark.days(3, turn=0)
 def test_ranks_that_are_idle_for_longer_than_the_deadline_go_on(models, tmp_path):
     flag = tmp_path / "flag"
     with processes(idle, 2, settings(models["tied"], deadline_s=3), flag) as (children, results):
@@ -427,6 +434,7 @@ def all_there(trainer):
     return "all there"
 
 
+@pytest.mark.days(3)
 @pytest.mark.parametrize("seconds, deadline_s", [(4, 3), (600, 4)])
 def test_ranks_wait_for_the_last_model_three_times_as_long_as_for_anything_else(
         seconds, deadline_s, models):
@@ -493,13 +501,14 @@ def save_step_save_step(trainer, how, folder):
     update(run, rollouts, rewards)
 
 
-@pytest.mark.parametrize("how, sentence", todays([
+@pytest.mark.days(4)
+@pytest.mark.parametrize("how, sentence", [
     ("killed", "rank 0: update, version 5: .*: another rank is dead, stuck or cut off, see its"),
     ("killed while saving", "rank 0: save, version 5: .*: another rank is dead, stuck or cut"),
     ("infinite", "version 5: behavior_logprobs of sample"),
     ("memory", "rank 1: update, version 5: CUDA out of memory. Tried to allocate 2.50 GiB"),
     ("disk", "rank 1: save, version 5: .*step_5 could not be written: .*File too large"),
-    ("apart", "rank 1: save, version 0: step_4 could not be written: .*No such file")], 2))
+    ("apart", "rank 1: save, version 0: step_4 could not be written: .*No such file")])
 def test_what_fails_on_one_rank_ends_all_and_the_one_that_knows_why_ends_first(
         how, sentence, models, tmp_path):
     """A launcher shows the words of the first. And what was saved before stays whole. The folder's

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from conftest import (ROOT, VLLM_FAMILIES, check_cut_thinking, drain, errors, moved, of_family,
-                      plain_logprobs, requests, run_command, swapped_logprobs, todays)
+                      plain_logprobs, requests, run_command, swapped_logprobs)
 from served import Served, connect, drained, needs_push, push, some, until  # noqa: F401
 from transformers import AutoModelForCausalLM
 
@@ -74,7 +74,8 @@ def test_log_probs_are_those_of_a_full_forward_before_and_after_a_push(served, c
     assert not any(value for name, value in log.items() if name.startswith("servers/"))
 
 
-@pytest.mark.parametrize("family", todays(VLLM_FAMILIES, 2))
+@pytest.mark.days(4)
+@pytest.mark.parametrize("family", VLLM_FAMILIES)
 def test_experts_and_olmo_2_agree_before_and_after_a_push(family, seed, tmp_path, connect):
     """As in the trainer's process. Experts are packed on the first load only: after a push they
     would be read as nonsense, .4 nats off and more. The same weights are pushed twice."""
@@ -94,6 +95,7 @@ def test_experts_and_olmo_2_agree_before_and_after_a_push(family, seed, tmp_path
         server.kill()
 
 
+@pytest.mark.days(3, turn=1)
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(sampler, plain):
     with torch.no_grad():                   # less sure, or it would nearly always end by itself
         plain.model.norm.weight *= 0.2
@@ -140,6 +142,7 @@ def test_a_push_in_flight_is_in_the_versions_and_running_sequences_keep_their_ca
     assert not ask(sampler, "get", "/is_paused")["is_paused"]
 
 
+@pytest.mark.days(6, turn=2)
 def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, plain, tmp_path,
                                                               monkeypatch):
     """Eight blocks for twenty samples of two to four: vLLM throws out what it has begun, and takes
@@ -229,6 +232,7 @@ def test_a_push_that_breaks_off_leaves_nothing_serving_mixed_weights(
     assert errors(new, drain(resumed, requests(5, samples=4))).max() < 1e-4
 
 
+@pytest.mark.days(3, turn=1)
 def test_a_server_that_stops_answering_is_given_up_after_the_deadline(
         served, connect, plain, monkeypatch):
     """SIGSTOP: its connections stay open, nothing ever fails by itself. When it goes on, all its
@@ -273,6 +277,7 @@ def run(served, cwd, *more, start=()):
     return done, [json.loads(line) for line in log.read_text().splitlines()]
 
 
+@pytest.mark.days(6, turn=4)
 def test_a_whole_run_on_a_server_keeps_the_lag_at_most_k_and_goes_on_after_a_stop(
         served, tmp_path):
     """scalerl.py asserts lag <= k for every token. Resumed on the same server, whose weights and
@@ -299,6 +304,7 @@ def test_a_whole_run_on_a_server_keeps_the_lag_at_most_k_and_goes_on_after_a_sto
     assert again[4]["lag/max"] <= 2
 
 
+@pytest.mark.days(3, turn=0)
 def test_what_our_accelerate_file_says_of_starting_trainers_beside_a_server_is_so(
         served, tmp_path):
     """The command in the file's own comment, of two processes, with --gpus 0: two ranks, which
@@ -314,6 +320,7 @@ def test_what_our_accelerate_file_says_of_starting_trainers_beside_a_server_is_s
     assert done.stdout.count("step    1/3") == 1            # rank 0 alone tells
 
 
+@pytest.mark.days(6, turn=0)
 def test_a_server_that_breaks_off_a_load_ends_and_started_again_loses_no_sample(
         served, connect, plain, monkeypatch):
     """Some layers are new by then and some old, so its worker ends, and vLLM ends the rest. The

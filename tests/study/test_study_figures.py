@@ -168,6 +168,7 @@ def test_tables_go_between_their_marks_and_nothing_else_changes():
         figures.filled(page, {"z": ""})
 
 
+@pytest.mark.days(6, turn=0)
 def test_the_pages_tables_and_rows_are_those_of_the_kept_logs(results):
     rows, tables, _ = results
     page = figures.PAGE.read_text()
@@ -181,6 +182,7 @@ def test_the_pages_tables_and_rows_are_those_of_the_kept_logs(results):
             assert float(row[name]) == pytest.approx(now[name], abs=2e-3, nan_ok=True)
 
 
+@pytest.mark.days(6, turn=0)
 def test_a_run_of_the_page_by_hand(results):
     """The end of a run from its rows of the table, without our readers."""
     rows, _, _ = results

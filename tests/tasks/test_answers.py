@@ -132,6 +132,7 @@ def table(verifier, which):
     return [(golds[0], ending, reason) for (golds, ending), reason in zip(rows, reasons)]
 
 
+@pytest.mark.days(3)
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_right_answer_is_right_in_every_ending(which, verifier):
     """A reader that misses a usual ending of right answers turns a working run into a flat line."""
@@ -634,6 +635,7 @@ def test_a_formula_of_the_question_in_prose_is_a_formula(gold, question, right, 
 FOLDER = ROOT / "bench" / "answers"
 
 
+@pytest.mark.days(3)
 @pytest.mark.parametrize("part", ["right_mend", "wrong_mend", "hack_mend"])
 def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     """At most 1% of right ones refused, no wrong one paid. The labels came first. What is set aside
@@ -648,6 +650,7 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     assert len(wrong) <= 0.01 * len(rows) * right, wrong
 
 
+@pytest.mark.days(3)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 0, 0),
     ("eighth", 14, 2), ("ninth", 2, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
@@ -1002,6 +1005,7 @@ def test_the_page_on_outputs_of_real_models_has_the_sums_of_its_table():
     assert f"{sum(int(row['texts']) for row in rows):,d} finished texts" in page
 
 
+@pytest.mark.days(3, turn=1)
 def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
     """Boxes in boxes, lists of everything, phrases for the grader, the question as the answer."""
     hacks = runpy.run_path(FOLDER / "hacks.py")["hacks"](400, random.Random(seed))
@@ -1135,6 +1139,7 @@ def test_a_word_of_graders_blinds_only_where_the_question_has_it_not(question, t
 
 
 
+@pytest.mark.days(3, turn=2)
 def test_rewards_are_those_of_other_graders_but_for_named_cases():
     """At least nine of ten alike; each difference has its sentence, and no sentence is stale."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -1157,6 +1162,7 @@ def reading_s(text, gold, kind):
     return time.process_time() - start
 
 
+@pytest.mark.days(6, turn=3)
 def test_reading_time_grows_with_the_length_and_not_with_its_square():
     r"""48,000 characters of "\[ " once took 2.2 s each, for every sample of a looping policy.
 

@@ -124,6 +124,7 @@ def test_values_that_floats_confuse_are_kept_apart():
     assert verify("0.3333333333333333", "1/3")[0] == -1.0
 
 
+@pytest.mark.days(6, turn=4)
 def test_a_completion_cannot_end_the_run():
     """Python refuses integers of more than 4,300 digits, and a looping policy writes them.
 
@@ -295,6 +296,7 @@ def named_difference(part, fast, slow):
     return next((name for name, pattern in names.items() if re.search(pattern, part)), "")
 
 
+@pytest.mark.days(6, turn=3)
 def test_a_number_is_read_where_a_person_reads_it_and_else_as_math_verify_does(seed):
     """Fresh answers from a grammar of how models write, against two oracles.
 
@@ -542,6 +544,7 @@ ENDLESS = (r"\boxed{(x+y)^9(x+z)^9(x+w)^9(y+z)^9(y+w)^9(z+w)^9(x+2)^9(y+3)^9(z+4
            )                                                                  # to be expanded
 
 
+@pytest.mark.days(3, turn=1)
 def test_an_endless_check_costs_its_sample_the_reward_and_the_run_a_deadline():
     """In the trainer's own process this text would hold all GPUs for ever.
 
@@ -599,6 +602,7 @@ def test_marking_works_in_a_thread():
     assert rewards == [1.0]
 
 
+@pytest.mark.days(3, turn=0)
 def test_the_workers_end_with_the_verifier_and_with_the_trainer():
     """A run that is killed must leave no process behind, and closing twice is fine."""
     code = ("import os, signal\nfrom tasks.verifier import Verifier\nm = Verifier(workers=1)\n"
@@ -759,6 +763,7 @@ def test_what_cannot_be_started_is_tried_again_then_counted_and_the_run_goes_on(
         assert scores.log["verifier/error_frac"] == 1 / 3
 
 
+@pytest.mark.days(3)
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_stopped_or_killed_worker_is_noticed_and_its_answer_asked_again(monkeypatch, number):
     """SIGSTOP stops its clock, too: the trainer waited for ever. Neither is the answer's fault."""
