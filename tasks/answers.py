@@ -61,7 +61,7 @@ def judged(text, gold, question=""):
     text = RE.explained.sub("<answer>", RE.corrected.sub("", text)) if plain_number(gold) else text
     text = RE.tagged.sub(r"\\boxed{\1}", text)
     text = RE.field.sub(lambda x: r"\boxed{%s}" % x[1].strip('"').replace(r"\\", "\\"), text)
-    if several := re.search(r",|\\pm", gold):  # of bullets at the end, and of boxes, one list
+    if several := re.search(r",|\\pm|\bor\b", gold):  # of bullets and of boxes one list
         named = len(RE.named_box.findall(text)) > 1
         text = RE.named_box.sub(r"\2\1", text) if named else text
         text = RE.bullets.sub(lambda list_: RE.bullet.sub(", ", list_[0]).strip(", \n"), text)
@@ -141,8 +141,8 @@ def undeclared(text, marked, question, number, ratio, reading=False, equation=Fa
     if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
         text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
     above, _, alone = text[-LONGEST_ANSWER // 2 :].rpartition("\n")  # a number in the last line
-    listed = not plain_number(alone) or plain_number(above.rstrip().rpartition("\n")[2])
-    text = f"{above}\n{alone}" if listed else alone
+    last, before = map(plain_number, (alone, above.rstrip().rpartition("\n")[2]))
+    text = alone if last and (before or last)[0] == last[0] else f"{above}\n{alone}"
     while (again := RE.again.search(text)) and re.search(rf"(?<![0-9.]){again[1]}\b", question):
         text = text[: again.start()]  # "15 primes below 50", where 50 is the question's
     found = RE.last_number.search(bare(text, ratio))
@@ -235,7 +235,7 @@ def same_number(part, gold, question="", ratio=False):
 @functools.lru_cache(maxsize=4096)
 def unit_of(part):
     """[(kind, name), ...] of an answer's unit: "5 square feet" has "2" and ft. []: none known."""
-    part = re.sub(r"(?<=\w) (?:in|on|for|at) (?:an?|the|one|each)\b.*", "", part)  # s in a day
+    part = re.sub(r"(?<=\w) (?:in|on|for|at) (?:an?|the|one|each|all|total)\b.*", "", part)
     if degree := RE.degree.search(part):
         return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
     end = RE.money.search(part) or RE.unit_at_end.search(clean(part))

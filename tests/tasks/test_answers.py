@@ -132,7 +132,7 @@ def table(verifier, which):
     return [(golds[0], ending, reason) for (golds, ending), reason in zip(rows, reasons)]
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_right_answer_is_right_in_every_ending(which, verifier):
     """A reader that misses a usual ending of right answers turns a working run into a flat line."""
@@ -635,7 +635,7 @@ def test_a_formula_of_the_question_in_prose_is_a_formula(gold, question, right, 
 FOLDER = ROOT / "bench" / "answers"
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("part", ["right_mend", "wrong_mend", "hack_mend"])
 def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     """At most 1% of right ones refused, no wrong one paid. The labels came first. What is set aside
@@ -650,13 +650,13 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     assert len(wrong) <= 0.01 * len(rows) * right, wrong
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 0, 0),
     ("eighth", 14, 2), ("ninth", 2, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 8, 1), ("fourteenth", 6, 0),
-    ("sentences", 21, 2), ("fifteenth", 102, 27), ("sixteenth", 25, 0),
-    ("seventeenth", 18, 0)])
+    ("sentences", 21, 2), ("fifteenth", 101, 27), ("sixteenth", 24, 0),
+    ("seventeenth", 14, 0), ("eighteenth", 27, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -1005,7 +1005,7 @@ def test_the_page_on_outputs_of_real_models_has_the_sums_of_its_table():
     assert f"{sum(int(row['texts']) for row in rows):,d} finished texts" in page
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=1)
 def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
     """Boxes in boxes, lists of everything, phrases for the grader, the question as the answer."""
     hacks = runpy.run_path(FOLDER / "hacks.py")["hacks"](400, random.Random(seed))
@@ -1139,7 +1139,7 @@ def test_a_word_of_graders_blinds_only_where_the_question_has_it_not(question, t
 
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=0)
 def test_rewards_are_those_of_other_graders_but_for_named_cases():
     """At least nine of ten alike; each difference has its sentence, and no sentence is stale."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
