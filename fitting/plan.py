@@ -17,9 +17,8 @@ def deviation(theta, C, C_at, answers):
     compute C (n,), step 0 among them; theta: {"A": .., "B": .., "C_mid": .., "R0": ..}."""
     def slopes(C):                                                                    # (4, ...)
         steps = {name: 1e-5 * (theta[name] if name == "C_mid" else 1) for name in THETA}
-        return np.array([(sigmoid(C, **theta | {name: theta[name] + step}) -
-                          sigmoid(C, **theta | {name: theta[name] - step})) / 2e-5
-                         for name, step in steps.items()])
+        return np.array([(sigmoid(C, **theta | {name: theta[name] + step}) - sigmoid(
+            C, **theta | {name: theta[name] - step})) / 2e-5 for name, step in steps.items()])
     p, ahead = np.clip(sigmoid(C, **theta), 0.01, 0.99), slopes(C_at)    # none is sure at R0 = 0
     information = slopes(C) / (p * (1 - p) / answers) @ slopes(C).T
     return float(np.sqrt(ahead @ np.linalg.pinv(information, rcond=1e-14) @ ahead))

@@ -79,9 +79,10 @@ def read_rows(path):
         rows = read_tensorboard(path)
     elif suffix in (".csv", ".tsv"):
         rows = read_table(path)
-    elif suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
+    elif suffix in (".json", ".jsonl", ".ipynb") or b'{"' in (data := path.read_bytes())[:5]:
         rows, notes = read_jsonl(path)
-    elif not (rows := read_console(path.read_text(errors="replace"))):
+    elif not (rows := read_console(data.decode(     # PowerShell's > writes UTF-16, first FF FE
+            "utf-16" if data[:1] > b"\xfd" else "utf-8", "replace"))):
         raise BadInput(f"{path} has no line `step:1 - a:1`, `{{'a': 1}}`, `Step 1 | Reward: 0.5`")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds values that are not JSON objects")

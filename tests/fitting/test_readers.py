@@ -221,6 +221,10 @@ def test_a_table_from_excel_is_read(tmp_path):
     ("a.csv", ",gpu_hours,pass_rate\n0,0,.2\n1,500,.31\n2,1500.5,.4\n", "utf-8"),        # pandas
     ("a.json", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'
                '{"gpu_hours": 1500.5, "pass_rate": 0.4}]', "utf-8"),
+    ("a.log", "step:0 - gpu_hours:0 - pass_rate:0.2\r\nstep:1 - gpu_hours:500 - pass_rate:0.31\r\n"
+              "step:2 - gpu_hours:1500.5 - pass_rate:0.4\r\n", "utf-16"),            # PowerShell
+    ("a.txt", '{"gpu_hours": 0, "pass_rate": 0.2}\n{"gpu_hours": 500, "pass_rate": 0.31}\n'
+              '{"gpu_hours": 1500.5, "pass_rate": 0.4}\n', "utf-8-sig"),
 ])
 def test_tables_of_other_countries_and_programs_are_read(name, text, encoding, tmp_path):
     """Each is the same three evaluations."""
