@@ -1,6 +1,6 @@
 """config.py: every setting of a run, its default, and the two ways to change it.
 
-    Config            the settings; each comment begins with whose the default is
+    Config            the settings; each comment begins with the origin of the default
     --config FILE     a TOML file with differences from the defaults; the last of several files wins
     --SETTING VALUE   wins over every file
 
@@ -8,8 +8,8 @@ Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). Th
 give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its models and its
 verifier's settings are not published; configs/scalerl.toml comes closest to its 8B run.
 
-Lag is explained below, at `off_policy`. The advantage of a sample: how much better it is than its
-prompt's mean. The ratio of a token, π/μ: its probability now over that when it was drawn."""
+Read the head of scalerl.py first: it says in twenty lines what a step, an advantage and the ratio
+π/μ are. Lag is explained below, at `off_policy`."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,8 +34,8 @@ class Config:
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
-                                        # cannot be used (unreadable gold answer, long prompt), or
-                                        # if more of an own reward's first values are no rewards
+                                        # cannot be used (unreadable right answer, long prompt),
+                                        # or of the first values of your own reward function
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
@@ -61,14 +61,14 @@ class Config:
 
     # -- length, in tokens
     prompt_tokens: int = 2048           # paper; a longer prompt is left out, not cut (ours)
-    # Each sample, in evaluations too, draws its own thinking budget from [think_min, think_max]. If
+    # Each sample, in evaluations too, draws its own thinking budget from think_min .. think_max. If
     # it still thinks when that is spent, the phrase interrupts it, and answer_tokens are left.
-    think_min: int = 10240              # paper, whose 10k is 10 x 1024 here (ours)
+    think_min: int = 10240              # paper; we read its 10k as 10 x 1024
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
-    length_penalty: int = 0             # paper; 0: off; 2048 (its ablation): in the 2048 tokens up
-                                        # to think_max + answer_tokens a right reward sinks to 0
+    length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): over the last 2048
+                                        # of think_max + answer_tokens a right reward falls to 0
     overlong_filter: bool = False       # ours; true: a truncated sample (reward -1) is not
                                         # trained on
 
@@ -80,16 +80,16 @@ class Config:
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; what divides
                                         # advantages. batch: the batch's std; prompt: the group's
                                         # (GRPO); mean: twice its pass rate (MaxRL); none: 1
-    aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the tokens of
-                                        # a prompt, then over prompts; sample: over a sample's, then
-                                        # over samples (GRPO); token: over all tokens
-    # π: the trainer's probability of a token, μ: the sampler's. "grpo" and "dapo" clip a token's
-    # ratio π/μ, "gspo" a sequence's, which stays near 1: give it eps_low and eps_high of 1e-3.
-    # "dppo" bounds π - μ by them, "cispo_masked" the mean log μ/π by eps_high (`policy_loss`).
-    loss: Literal[                      # paper; the formula alone; rival recipes: configs/rivals
+    aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the output
+                                        # tokens of a prompt's samples, then over prompts; sample:
+                                        # over a sample's, then over samples (GRPO); token: over all
+    # π: the trainer's probability of a token, μ: the sampler's. "cispo" caps the ratio π/μ at
+    # eps_max; "grpo" and "dapo" clip it to 1 - eps_low .. 1 + eps_high; "gspo" clips a sequence's,
+    # which stays near 1: give it 1e-3. `policy_loss` has what these mean for the other losses.
+    loss: Literal[                      # paper; the formula alone; whole recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
-    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose μ stands in π/μ: the one
-                                        # that the sampler recorded, or the trainer's own: ratio 1
+    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; μ as the sampler recorded it,
+                                        # or recomputed by the trainer now: every ratio is 1
     eps_max: float = 5.0                # ours; CISPO's cap; the paper found 4, 5 and 8 alike
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; at 1 + this; the paper's dapo: 0.26
@@ -101,7 +101,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); 1 - 5e-7 * .01 is 1 in fp32
+    weight_decay: float = 0.01          # paper; of all weights (ours); at lr 5e-7 fp32 drops it
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
@@ -112,7 +112,7 @@ class Config:
     gpus: int = -1                      # ours; 0: the CPU; -1: one if there is one, or all of them
                                         # where several processes run
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
-    allow_mismatch: bool = False        # ours; begin even if their log-probs differ at step 0
+    allow_mismatch: bool = False        # ours; begin even if sampler and trainer disagree
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:
                                         # bfloat16 on a GPU, float32 on a CPU
 
@@ -125,7 +125,7 @@ class Config:
                                         # in the trainer's own process only --enforce-eager counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
                                         # or "@FILE,..." with the addresses of --serve-only
-    deadline_s: float = 600.0           # ours; longest silence of a process; thrice that to start
+    deadline_s: float = 600.0           # ours; longest silence of a process; 3 times that to start
 
     def schedule(self):
         """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""

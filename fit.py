@@ -14,9 +14,10 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     C_mid  the compute at which half of the gain A - R0 is reached
 
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
-Ours, not the paper's: R0 is the evaluation at step 0, and all evaluations after it are fitted; A,
-B, C_mid may take any value, not only a grid's; 90% intervals; the law "stretched". A forecast is
-for runs that do not fall: of 396 published ones 59 did, after their half.
+Ours, not the paper's: R0 is the evaluation at step 0, and all evaluations after it are fitted (the
+paper leaves out the first epoch or so: c_min); A, B, C_mid may take any value of a range, not only
+a grid's; 90% intervals; the law "stretched". A forecast is for runs that do not fall: of 396 runs
+that others have published, 59 fell in the second half of their compute (results/public).
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C."""
 from dataclasses import dataclass, field, replace
 
@@ -25,16 +26,16 @@ from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
 # Skip these at first, and come back where one is used. The first two are the paper's, others ours.
-SAME_A = 0.02             # closer ceilings are the same (A of the paper's three seeds: +-.015)
+SAME_A = 0.02             # closer ceilings count as equal (A of the paper's three seeds: +-.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
 B_RANGE = 0.1, 20         # where B is looked for; published B's lie in 1.09-4.55
-FEW = 6                   # evaluations, with step 0; fewer tell no fall, and no forecast in a run
+FEW = 6                   # evaluations, step 0 included; with fewer a run prints no forecast
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
-POOLED = ("sigmoid", "stretched")         # nobody knows which is true: intervals mix both laws
-RHO_MAX = 0.8             # the largest autocorrelation of residuals that widens intervals
+POOLED = ("sigmoid", "stretched")         # nobody knows which is true: forecasts mix both laws
+RHO_MAX = 0.8             # a larger autocorrelation of residuals counts as this one
 NOISE = 0.002             # the least noise of one evaluation, however many answers it has
 LAW_ERROR = 0.5           # no law is exact: in `futures` the forecast rise is multiplied by 1 +- .5
 RUN_ERROR = 0.02          # no run is smooth: `futures` bends it by 0 +- .02 (std) a doubling of C
@@ -46,7 +47,7 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0 and 1/2 at C_mid. (Power: neither. Logistic: above 0 at C = 0.)
+# reached: 0 at C = 0 and 1/2 at C_mid. (Not so the power law. Logistic: above 0 at C = 0.)
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -85,9 +86,9 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 # ------------------------------------------------------------------------------ 2. least squares
 # Two tricks. (1) For given B, C_mid and R0 the law is a straight line through 0: R - R0 is A - R0
-# times g. Its best slope is a formula, so A is not searched. (2) scipy's `leastsq` (twice as fast
-# as `least_squares`) has no bounds. So it gets angles x, for log C_mid, log B and R0: for
-# every x low + (high - low) (sin x + 1) / 2 lies in the range low..high.
+# times g. Its best slope, hence A, has a formula and is not searched ("variable projection"). (2)
+# scipy's `leastsq` knows no bounds (but is twice as fast as `least_squares`). So it searches angles
+# x: a parameter is low + (high - low) (sin(x) + 1) / 2, which never leaves its range low..high.
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -118,8 +119,8 @@ class Search:
         return (A, B, C_mid, R0), gain - (A - R0)[..., None] * g
 
     def starts(self, R, R0):
-        """Starting angles, a list of (2 or 3,). The sum of squares has several valleys, so we take
-        the best nodes of a coarse table, at four different C_mid."""
+        """Starting angles, a list of (2 or 3,): the best nodes of a coarse table, at the four best
+        C_mid. One start alone may lead into a valley that is not the deepest."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
         axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # at 1 sin is flat
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
@@ -152,7 +153,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):     # if there is one valley: keep the half (52%) it is in
+        for _ in range(25):     # as in bisection: keep the part (52%) that holds the minimum
             middle, step = (low + high) / 2, 0.02 * (high - low)
             lower = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(lower, low, middle - step), np.where(lower, middle + step, high)
@@ -206,19 +207,17 @@ class Replicates:
 
 
 def widened(residual, parameters, least=NOISE):
-    """Residuals (n,) of a fit with p parameters, made as wide as the noise behind them -> (n,).
+    """Residuals (n,) of a fit with p parameters -> (n,), wider: as noise to be drawn from. Factors:
 
-    followed  A fit of p parameters follows the noise: residuals shrink by sqrt((n - p) / n).
-    few       Few residuals tell its size only roughly: the 95% point of Student's t over that of
-              the normal distribution.
-    alike     If neighbors correlate by rho, a mean is noisier, by sqrt((1 + rho) / (1 - rho)).
-              Residuals of a fit have a rho that is too small by about p / n, so we add p / n."""
+    sqrt(n / (n - p))     degrees of freedom: a fit follows the noise, so its residuals are small
+    t / z                 the noise's size is estimated: Student's t, not the normal distribution
+    sqrt((1 + rho) / (1 - rho))   neighbors correlate (AR(1)): means of them are noisier than means
+                          of the independent draws here. A fit makes rho too small by about p / n"""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
     freedom = max(n - p, 1)
     rho = np.clip(autocorrelation(residual) + p / n, 0, RHO_MAX)
-    followed = n / freedom                                              # squared
-    t, z = stdtrit(freedom, tail), ndtri(tail)                          # few: t / z
-    noise = (residual - residual.mean()) * (np.sqrt(followed * (1 + rho) / (1 - rho)) * t / z)
+    t, z = stdtrit(freedom, tail), ndtri(tail)
+    noise = (residual - residual.mean()) * (np.sqrt(n / freedom * (1 + rho) / (1 - rho)) * t / z)
     # A flat curve may have no residuals, though evaluations are noisy: then take normal noise.
     return noise if noise.std() >= least else least * ndtri((np.arange(n) + 0.5) / n)
 
@@ -236,7 +235,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     R0 = np.full(bootstrap, theta[3])
     if step_0:
         R0 = np.clip(R0 + rng.choice(noise, (step_0, bootstrap)).mean(0), 0, 1)      # (S,)
-    # Each starts at the fitted curve, a little inside: at the edge of a range sin is flat.
+    # Each starts at the fitted curve, a little inside: at a range's edge, +-pi / 2, sin is flat.
     start = np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)
     draws = np.reshape([search.solve(*each, [start])[0] for each in zip(rewards, R0)], (-1, 4))
     return Replicates(search.law, draws, noise)
@@ -315,13 +314,13 @@ class Fit:
 
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
-        interval. Beyond the last fitted C each replicate is changed twice: its rise is multiplied
-        by its own draw from N(1, LAW_ERROR), and its slope in log C is changed: by its own draw
-        from N(0, RUN_ERROR) for each doubling. Ours, chosen by coverage (results/forecast)."""
+        interval. The bootstrap alone is too narrow: no law is exact, no run smooth. So beyond the
+        last fitted C each replicate gets its rise from there times a draw from N(0, LAW_ERROR), and
+        a draw from N(0, RUN_ERROR) a doubling. Ours; chosen by coverage (results/forecast)."""
         C, end = np.asarray(C, float), self.C[-1:]
         if self.no_interval:
             return np.empty((0, C.size))
-        ahead, now = np.maximum(C, end), self.paths(end)      # no error before the end
+        ahead, now = np.maximum(C, end), self.paths(end)      # no errors before the end
         of_law, of_run = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
         rise, doublings = self.paths(ahead) - now, np.log2(ahead / end)
         errors = LAW_ERROR * of_law * rise + RUN_ERROR * of_run * doublings
@@ -345,7 +344,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     method      "free": any A, B, C_mid in their ranges; "grid": A.5's way, on nodes of ours
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
-    answers     problems times samples of an evaluation; their binomial error is its least noise
+    answers     problems times samples of an evaluation: noise is no less than their binomial error
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), (0, 1) if R0 is fitted; equal numbers fix A; a
                 fitted ceiling of 1 means that the data do not determine it
@@ -368,14 +367,14 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     if not 0 <= low <= high <= 1:
         raise BadInput(f"A_range ({low:g}, {high:g}) is not usable: 0 <= low <= high <= 1")
     box = [np.log((first / 100, 10 * last)), np.log(B_RANGE)]               # of C_mid and B
-    if R0_from in ("fitted", "unused"):       # unused: for the power law's rival
+    if R0_from in ("fitted", "unused"):       # unused by the power law, fitted by its rival
         box.append((0.0, R.mean()))           # a curve that rises starts below the mean
 
     # The best curve of this law and of a rival, each with its bootstrap.
     least = max(NOISE, np.sqrt(R.mean() * (1 - R.mean()) / answers) if answers else 0)
     search = Search(law, C, (low, high), np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
-    if law == "power":        # a flat one crosses R0, at its C_mid, far before the data
+    if law == "power":        # its C_mid, where it crosses R0, may lie far before the data
         search = replace(search, box=search.box[:2] - [[np.log(1e4), 0], [0, 0]])
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
@@ -402,7 +401,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 # ---------------------------------------------------------------------------- 5. reasons to doubt
 def falls(fit):
     """(last mean, best mean, k) if the last mean of k neighbors is below the best by over 0.02 and
-    3 standard errors, else None. k: n / 5, at least 3. A short run needs step 0 to show it."""
+    3 standard errors, else None. k: n / 5, at least 3. Of a short run step 0 counts too."""
     R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
     k = max(3, R.size // 5)
     means = np.convolve(R, np.ones(k) / k, "valid")
@@ -420,7 +419,7 @@ def diagnostics(fit):
                f"{found[1]:.3f} at its best; no law here describes that")
     if fit.R0_from == "fitted" and fit.C[0] > 0:
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
-    # The noise of a good fit is independent: neighbors correlate at about -p / n +- 1 / sqrt(n).
+    # The noise of a good fit is independent: neighbors correlate at about -3 / n +- 1 / sqrt(n).
     rho = min(autocorrelation(fit.R - fit.curve(fit.C)) + 3 / fit.n, 1)
     if fit.n >= 10 and fit.rmse > 1e-6 and rho > 2 / np.sqrt(fit.n):
         yield (f"the residuals have a trend (neighbors correlate at {rho:.2f}): the law misses "

@@ -56,9 +56,9 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     targets  (...)     int64 in [0, V)
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          True: logits are fp32, also from bf16 operands (ours; a GPU then rounds their
-                       gradient to bf16). False: bf16 logits. With a plainer recipe the paper's
-                       ceiling was .61 with fp32 logits, .52 with bf16.
+    head_fp32          True: products are added up and kept in fp32, even of bf16 operands (ours; a
+                       GPU then rounds the logits' gradient to bf16). False: bf16 logits. With a
+                       plainer recipe the paper's ceiling was .61 with fp32 logits, .52 with bf16.
     softcap            a number c: logits are c tanh(h W' / c), in a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
     diagnostic without a gradient. The same in plain lines:
@@ -68,8 +68,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     >>> log_p = logits.log_softmax(-1)
     >>> logprobs = log_p.gather(-1, targets[:, None])[:, 0]                             # (T,)
     >>> entropy = -(log_p.exp() * log_p).sum(-1)                                        # (T,)
-    >>> ours = token_logprobs(hidden, weight, targets, temperature=0.8)
-    >>> [torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, (logprobs, entropy))]
+    >>> both = token_logprobs(hidden, weight, targets, temperature=0.8)
+    >>> [torch.allclose(a, b, atol=1e-4) for a, b in zip(both, (logprobs, entropy))]
     [True, True]
 
     These lines hold (T, V) logits: 10 GB for 16,384 tokens and a vocabulary of 152k. The code below
@@ -89,7 +89,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     else:
         operand_dtype = torch.promote_types(hidden.dtype, weight.dtype)
 
-    with torch.autocast(device, enabled=False):  # or it would round the fp32 products once more
+    with torch.autocast(device, enabled=False):  # else it would round the fp32 logits to bf16
         logprobs, entropy = TokenLogprobs.apply(  # by position: autograd knows no keywords
             hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1),  # (T, H) (V, H) (T,)
             temperature, chunk_tokens, operand_dtype, head_fp32, softcap)
@@ -129,7 +129,7 @@ def advantages(rewards, *, norm="batch"):
     "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. The
               sum of |Â| is small for a prompt that is nearly always or never solved.
     "prompt"  the std of the group (GRPO): every prompt has the same scale. One success among 16
-              gets the advantage sqrt(15) = (15/16) / (sqrt(15)/16).
+              gets the advantage sqrt(15) = 3.9.
     "mean"    2 p, with p the group's pass rate (MaxRL, 2602.02710). It is for rewards ±1, where
               p = (1 + mean)/2: Â is (1 - p)/p for right samples and -1 for wrong ones.
     "none"    1 (Dr. GRPO).
@@ -200,8 +200,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
                        "cispo_masked"  the same, but a sample with Â < 0 is dropped if the mean of
-                                    log μ/π over its tokens is above eps_high (the mask is
-                                    DeepSeek-V3.2's, 2512.02556; with CISPO: ours)
+                                    log μ/π over its tokens is above eps_high (the mask, with δ
+                                    for eps_high, is DeepSeek-V3.2's, 2512.02556; with CISPO: ours)
                        "dppo"       ρ Â; drops a token that has moved far enough in the wanted
                                     direction: Â > 0 and π - μ > eps_high, or Â < 0 and π - μ <
                                     -eps_low (DPPO's binary mask of total variation, 2602.04879)
@@ -264,7 +264,7 @@ def _capped(logprobs, log_rho, A, eps_max):
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
     over the cap keeps a gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
-    leave the ratio unbounded for Â < 0."""
+    leave its weight unbounded for Â < 0."""
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 

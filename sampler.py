@@ -1,7 +1,7 @@
 """Generation: how prompts become samples (ScaleRL, sections 2, 3.1 and 4).
 
-A sampler gets prompts and weights, and returns samples. It knows nothing about rewards or the limit
-on stale samples: the loop in scalerl.py decides about those.
+A sampler gets prompts and weights, and returns samples. It knows nothing about rewards or the bound
+of the lag: the loop in scalerl.py decides about those.
 
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
   2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
@@ -17,9 +17,9 @@ own version.
 What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
- c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens and make the sampler's
-    other probabilities larger: μ grows, π does not. So the mean ratio is too small: 0.896 and not 1
-    (measured at top-p 0.8, on a small model).
+ c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens, so μ of the others
+    grows and π does not. The mean of π/μ over drawn tokens is then not 1 but the share of π that is
+    left: 0.896 (measured at top-p 0.8, on a small model).
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
 
@@ -39,8 +39,8 @@ from loss import head_logits
 class Request:
     """A request for one group: the `samples` samples of one prompt."""
     group_id: int
-    prompt_id: str              # of the problem
-    prompt_ids: tuple[int, ...]                         # the tokens of the prompt
+    prompt_id: str                      # the name of the problem
+    prompt_ids: tuple[int, ...]         # the token ids of the prompt
     samples: int
     task: str = ""
 
@@ -88,12 +88,12 @@ class Interruption:
                            interruption, and every budget is think_max.
     end                    the text that ends the thinking
 
-    When the budget is spent and `end` is not in the text, the phrase is appended. With or
-    without it at most `answer_tokens` more are sampled, then the sample is truncated.
+    When the budget is spent and `end` is not in the text, the phrase is appended. From there on,
+    with or without it, at most `answer_tokens` more are sampled; then the sample is truncated.
 
-    Budget 5, phrase p q r, answer_tokens 3, end token E:
+    Budget 5, phrase p q r, answer_tokens 3, E: an id that ends a sample:
         x x x x x p q r a b E     no `end` within 5 tokens: the phrase, then at most 3 more
-        x x </think> a b c d E    `end` in time: no phrase, at most 5 + 3 tokens"""
+        x x </think> a b c d E    `end` in time: no phrase, 5 + 3 tokens at most, all included"""
     think_min: int
     think_max: int
     answer_tokens: int
@@ -188,7 +188,7 @@ class TransformersSampler:
         if not states:
             return []
         token, logprob = self._choose(torch.cat(states))
-        self.decoded.update(clock=1, steps=1, sequences=len(token))
+        self.decoded.update(clock=1, steps=1, sequences=len(token))     # a Counter's update adds
         ended = self._record(token, logprob)
         return self._release(ended) if ended else []
 
@@ -242,7 +242,7 @@ class TransformersSampler:
         cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)
         u = torch.rand(len(hidden), 1, dtype=torch.float64, generator=self.random,
                        device=self.device)
-        # right=True: a token of probability zero is never drawn.
+        # The sum need not be exactly 1. right=True: a token of probability zero is never drawn.
         token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)      # (n, 1)
         token.clamp_(max=logits.shape[1] - 1)   # for u just below 1, rounding may give V itself
         return token[:, 0], logprobs.gather(1, token)[:, 0]
@@ -251,7 +251,7 @@ class TransformersSampler:
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # phrase_left counts 3, 2, 1 for p, q, r; 0: [0], not used
+        if len(self.phrase):    # p q r have phrase_left 3 2 1, so they are at [-3] [-2] [-1]
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is not used
             rows.phrase_left[:n] -= (~sampled).long()
@@ -294,8 +294,8 @@ class TransformersSampler:
                                           versions[i][:n], sampled[i][:n], interrupted[i]))
 
         n_left = len(self.running) - len(slots)
-        holes = [slot for slot in slots if slot < n_left]       # as many as movers: n_left stay
-        movers = sorted({*range(n_left, len(self.running))} - {*slots})
+        holes = [slot for slot in slots if slot < n_left]       # free ones among the first n_left
+        movers = sorted({*range(n_left, len(self.running))} - {*slots})     # as many, behind these
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]
         del self.running[n_left:]

@@ -10,18 +10,18 @@ its tokens more likely where the advantage is positive, less likely where it is 
 GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
-    3.1     part 2              weights change while a sample is being written (by servers; a single
-                                process takes turns): a token is at most k = 8 steps old. The loss
-                                weighs it by the ratio π/μ, p(now) / p(when it was drawn).
+    3.1     part 2              new weights arrive in the middle of a sample: a token is trained on
+                                at most k = 8 steps after it was drawn. The loss weighs it by the
+                                ratio π/μ, p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
-    3.2     loss.py             CISPO: over a cap a token still learns; the cap is its weight
-                                (clipped by PPO it learns nothing); one std for the whole batch;
-                                tokens are averaged by prompt; fp32 logits, also in the sampler
+    3.2     loss.py             CISPO: the ratio is a weight with a cap, over which a token still
+                                learns (PPO's clip gives it no gradient); one std for the whole
+                                batch; tokens are averaged by prompt; fp32 logits in the sampler too
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
-    4                           no KL penalty (and, like GRPO, no value network)
+                                no KL penalty, no entropy bonus and, like GRPO, no value network
 
-"Ours" marks what the paper does not say. For example: compute, the x of the curve, is the FLOPs of
-generation and training; those of evaluations do not count (engines/compute.py).
+"Ours" marks what the paper does not say, or has otherwise. For example: the x of the curve is the
+FLOPs of generation and training (the paper: GPU-hours), without those of evaluations.
 
 Reading: README has a path of 90 minutes, which begins at `Run.train_step` in part 5. To read all
 five files, in order: config.py, this file, loss.py, sampler.py, fit.py.
@@ -62,8 +62,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher. At .9 all 16 answers are
-    right in .9^16 = 19% of the groups, which then teach nothing; most have one or two mistakes."""
+    have consumed so far, is `retire_at` (0.9) or higher. Little is left to learn then: of groups of
+    16 answers 19% (.9^16) are all right and teach nothing; most have one or two mistakes."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -98,19 +98,20 @@ class Curriculum:
 # ------------------------------------------------------------------------------------ 2. Pacer
 # The lag of a token: the version that a step updates minus the version that wrote the token. The
 # paper's best runs allow k = 8 at most. That is a bound. The mean lag depends on how many sequences
-# are decoded at once (`slots`), and on who is faster (docs/metrics.md, row `lag/mean`).
+# are decoded at once (`slots`), and on who is faster (docs/metrics.md, row `lag/mean`). Lag 0 does
+# not mean ratio 1: the keys and values that a token reads may be of older weights.
 class PipelinePacer:
-    """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
+    """PipelineRL-k: generation waits for no step, and no token is more than k versions old.
 
     deadline    A group that starts at version s must be in the step on weights s + k, or in an
                 earlier one. It is outstanding from its start until a step consumes it.
-    admission   A group may start while fewer than (k + 1) * P are outstanding: the k + 1 steps on
-                weights s to s + k take so many, and one more could miss its deadline. (k = 0 is
-                on-policy: the P groups of one step.)
-    a step      takes the P finished groups that started at the smallest versions. It waits if a
-                group that it leaves behind could then miss its deadline, P in each later step. That
-                happens where quick groups have overtaken over P slow ones of one deadline. (Ours:
-                the paper only says that the trainer waits when it is k steps ahead.)
+    admission   A group may start while fewer than (k + 1) * P are outstanding: the steps on weights
+                s, s + 1, .. s + k are k + 1, and take P groups each. With one group more, one could
+                miss its deadline. (k = 0 is on-policy: the P groups of one step.)
+    a step      takes the P finished groups that started first. It waits if the others could then
+                not all meet their deadlines, with P taken in each later step. That happens when
+                quick groups have overtaken too many slow ones. (Ours: the paper only says that the
+                trainer waits when it is k steps ahead.)
 
     Nothing is dropped for being old."""
 
@@ -129,7 +130,7 @@ class PipelinePacer:
         return group
 
     def no_more_prompts(self):
-        """Every prompt has retired. Only `PPOPacer`, which waits for whole rounds, acts."""
+        """Every prompt has retired. `PPOPacer` has to know: it waits for whole rounds."""
 
     def take(self, version):
         """The P groups of the step on weights `version`. None: not yet, keep generating."""
@@ -201,8 +202,8 @@ def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
     rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards leave before anything is
-    averaged: their zero advantages would make the loss's mean and the advantages' std smaller. (The
-    std of the groups that stay: ours.) No new groups replace them (paper, sec. 3.2)."""
+    averaged: their zero advantages would make the loss's mean and the advantages' std smaller. No
+    new groups replace them (paper, sec. 3.2). That the std is of the kept groups alone is ours."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~equal if config.zero_variance_filter else torch.ones_like(equal)
@@ -245,7 +246,7 @@ def make_batch(rollouts, rewards, version, config):
     P, G = rewards.shape
     # mask: True for tokens that the policy sampled, False for the forced phrase and for padding.
     mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)
-    if config.overlong_filter:          # ablation: a truncated sample gives no gradient; its -1
+    if config.overlong_filter:          # ablation: a truncated sample gives no gradient; its reward
                                         # still counts in its group's mean and in the batch's std
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(
@@ -259,7 +260,7 @@ def make_batch(rollouts, rewards, version, config):
 class Policy(torch.nn.Module):
     """log π of the tokens that were sampled: one forward pass over some rollouts.
 
-    model        a transformers causal LM after `accept.prepare`, with fp32 weights
+    model        a transformers causal LM, prepared by engines/accept.py, with fp32 weights
     temperature  the sampler's
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
@@ -279,9 +280,9 @@ class Policy(torch.nn.Module):
         """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; T is the
         longest output; 0 for forced tokens and for padding."""
         head = self.model.get_output_embeddings().weight                                # (V, H)
-        # One row of tokens: each group's prompt once, then all outputs without their last tokens,
-        # which predict nothing (engines/packed.py). Prompt p q, outputs a b and c: row p q a,
-        # targets a b c, sample 0 0 1, column 0 1 0, predict 1 2 1: where the token before stands.
+        # One row of tokens: each prompt once, then its outputs without their last tokens, which
+        # predict nothing; attention keeps outputs apart (engines/packed.py). Prompt [p q], outputs
+        # [a b], [c]: row p q a; targets a b c, of sample 0 0 1, column 0 1 0; predicted at 1 2 1.
         row = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens need no log-prob. O: all output tokens.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
@@ -302,10 +303,11 @@ class Trainer(TrainedModel):
     """The model, its optimizer, and one step of training. `TrainedModel` adds what samplers and
     checkpoints ask for: logprobs, weights, save, load.
 
-    team    the processes that train together (scaleout/team.py). With one process read its calls
-            as if they were not there: mine(batches, ..) yields the batches, the largest first;
-            loss(f, x, ..) calls f(x, ..), keeps its ValueError, and finish(.., stats) raises it as
-            a FloatingPointError, or returns stats; whole(x) returns x. mine, begin can end it."""
+    team    the processes that train together (scaleout/team.py). In a single one: mine(batches, ..)
+            yields all batches, the largest first; loss(f, x, ..) is f(x, ..), but its ValueError
+            waits for finish(.., stats), which else is stats; whole(x) is x. Of several each takes a
+            part of the batches, and gradients are added, not averaged. begin(part, ..) and mine
+            raise Stopped if somebody has asked for the run's end."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -336,7 +338,7 @@ class Trainer(TrainedModel):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(part.rollouts)          # (N, T) of this micro-batch
             if config.behavior == "recomputed":
-                # Ablation: log μ is this pass's own log π: each ratio is 1, as if without lag.
+                # Ablation: log μ is this pass's own log π, so each ratio is 1, as if without lag.
                 part.behavior_logprobs = logprobs.detach()
             loss, stat = self.team.loss(
                 policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.token_weights,
@@ -390,7 +392,7 @@ class Run:
 
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
-        if self.evaluated is None:              # a new run; a resumed one has pushed its weights
+        if self.evaluated is None:              # a new run; a resumed one pushed them as it loaded
             self.push_weights()
             agreement = self_test(self)         # do sampler and trainer compute alike?
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
@@ -431,7 +433,7 @@ class Run:
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
 
-        # The pacer counts from the start of a group; here the version of every token is checked.
+        # The pacer counts from a group's start; here each token is checked, forced or filtered too.
         versions = [version for rollout in rollouts for version in rollout.versions]
         lag, mean_lag = self.version - min(versions), self.version - fmean(versions)
         assert lag <= self.pacer.largest_lag, f"lag {lag}, at most {self.pacer.largest_lag}"
@@ -521,7 +523,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate(self):
-        """Answer the held-out prompts with another sampler. Training's waits (vLLM's does not)."""
+        """Answer the held-out prompts with another sampler; on vLLM training's samples go on."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other numbers than training's

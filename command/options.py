@@ -22,9 +22,8 @@ def make_parser():
     settings = "settings, each also a key of FILE, as eval_every = 50:\n\n" + re.sub(
         r"(?m)^    (\w+):", lambda field: f"  {option(field[1])}:", fields)
     parser = argparse.ArgumentParser(
-        prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT,
-        epilog=settings, allow_abbrev=False)
+        prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]", epilog=settings,
+        formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT, allow_abbrev=False)
     add = parser.add_argument
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
