@@ -146,7 +146,7 @@ mutants: $(VENV)/test
 
 # Three processes: tests of servers mostly wait. One that a test ends ends the suite: a test without
 # an end would otherwise be begun again eight times (pyproject.toml has the limit). Of the long tests it
-# takes another part each day, each third or sixth; EVERY=1 make test: all.
+# takes another part each day, each fourth or sixth; EVERY=1 make test: all.
 test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 

@@ -44,7 +44,7 @@ SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
 def wait_for_their_day(items):
-    """`@pytest.mark.days(3, turn=1)`: in the whole suite on each third day. Without `turn` the
+    """`@pytest.mark.days(4, turn=1)`: in the whole suite on each fourth day. Without `turn` the
     cases of a list have their days one after the other."""
     cases = Counter()
     for item in items:

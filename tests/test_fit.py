@@ -169,7 +169,7 @@ def test_no_steepness_at_any_node_of_the_grid_fits_better():
         assert 20 * f.rmse ** 2 < least[0] * (1 + 1e-6)
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=1)
 def test_the_grid_takes_a_fitted_R0_from_the_free_fit():
     """Without a step 0 the grid has nothing to say about R0; with 0 all its numbers would move."""
     C, R = (values[1:] for values in made(n=41))
@@ -229,7 +229,7 @@ def test_every_row_of_table_1_is_recovered(run, A, B, C_mid):
     assert hits >= 0.95 * 40
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=1)
 def test_the_grid_of_a_power_law_begins_where_slow_ones_cross_R0():
     """Far before the data: .9 - C^-.2 is 0 at C = 1.7, and its first evaluation is at 100."""
     B = np.random.default_rng().uniform(0.15, 0.6)
@@ -304,7 +304,7 @@ def test_R0_moves_everything():
     assert zero.A > low.A > TRUTH["A"] > high.A and zero.B < low.B < TRUTH["B"] < high.B
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 # --------------------------------------------------------------------------------- uncertainty
 def test_intervals_cover_the_truth_as_often_as_they_say():
     """A 90% interval that holds the truth half of the time is an ornament.  120 made runs to 8k
@@ -319,7 +319,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     assert (0.80 <= inside / 120).all() and (inside[:3] / 120 <= 0.97).all(), inside / 120
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=1)
 def test_an_interval_of_the_grid_does_not_come_from_its_nodes():
     """On clean data all replicates would land on one node: A would look exact to the last digit,
     and be wrong by up to half a step."""
@@ -443,7 +443,7 @@ def test_there_is_no_interval_with_as_many_points_as_parameters_and_one_more():
         assert has or f.no_interval.startswith(f"{f.n} evaluations, too few")
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=1)
 def test_forecasts_stay_within_0_and_1_and_are_never_of_no_width():
     """An interval of [-.57, 1.89] "holds" everything; one of [.332, .334] after a flat stretch is
     sure of what it cannot know."""
@@ -692,7 +692,7 @@ def test_interval_of_the_held_out_prediction_covers_what_is_measured():
     assert inside / 100 >= 0.80
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=3)
 def test_a_single_evaluation_is_held_against_an_interval_that_has_its_noise():
     """Sixty evaluations determine the curve well, and one more scatters far beyond it.  The naive
     form, the interval of the curve, is kept here: it calls most good predictions wrong."""

@@ -18,7 +18,7 @@ def name_of(requirement):
     return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=3)
 def test_the_fitting_tool_needs_no_package_that_its_installation_does_not_bring():
     """Nobody who fits a log should load gigabytes of torch for it."""
     assert {name_of(r) for r in PROJECT["project"]["dependencies"]} == {
@@ -100,7 +100,7 @@ def test_the_images_commands_run_on_what_is_copied_into_it(micro, tmp_path):
     assert (tmp_path / "scalerl" / "runs" / "demo" / "curve.png").exists()
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=1)
 def test_the_notebooks_first_cell_clones_this_tree_and_pip_has_all_that_it_asks_for(tmp_path):
     """As on Colab, but for the network: git and pip are the real ones. pip is told to install
     nothing; it reads the clone's project file and looks for each package of it here."""

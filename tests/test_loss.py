@@ -458,7 +458,7 @@ def _tiny_model(seed, N=5, T=7):
     return model, torch.randint(31, (N, T)), torch.randint(31, (N, T))
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=1)
 def test_the_head_may_be_sharded_by_fsdp2_when_used_in_the_roots_forward(seed, tmp_path):
     """There the weight is whole and its gradient is reduced by FSDP. Two gloo ranks, no GPU."""
     import socket

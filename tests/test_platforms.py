@@ -94,7 +94,7 @@ def test_a_linux_that_lacks_one_call_trains_as_well(elsewhere, micro, call):
     assert done.returncode == 0 and "Done: 1 step" in done.stdout, done.stderr
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("bwrap", [None, "echo 'bwrap: setting up uid map: denied' >&2; exit 1"])
 def test_without_namespaces_landlock_is_told_or_code_refused_in_a_sentence(
         elsewhere, micro, tmp_path, bwrap):
@@ -160,7 +160,7 @@ def test_each_setting_that_needs_linux_is_refused(settings, monkeypatch):
         sandbox.which_walls()
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=1)
 def test_the_plan_of_a_cluster_can_be_made_without_linux(elsewhere, eight):
     """--dry-run starts nothing."""
     done = elsewhere(ROOT / "scalerl.py", "--model", eight, "--gpus", 8, "--dry-run")

@@ -72,7 +72,7 @@ def test_the_head_rounds_as_it_is_asked_to(llama):
         assert right < 0.3 * wrong
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.gpu_rehearsal
 @pytest.mark.parametrize("make", [random_llama, random_qwen3])
 def test_in_bf16_everything_between_two_products_is_bf16_and_no_farther_from_the_truth(

@@ -636,7 +636,7 @@ def test_docs_metrics_md_names_every_column_of_a_run(reference):
         "step", "version", "mismatch/fp32_head/mean_abs_dlogp", "mismatch/fp32_head/max_abs_dlogp"}
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 def test_a_sampler_with_weights_of_its_own_gets_the_new_ones_after_each_step(
         micro, tmp_path, monkeypatch):
     """The run above generates with the trainer's own tensors, where no push can be missing. With a
@@ -904,7 +904,7 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
     assert same_logs(folder, reference)
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("where, save_minutes, step", [
     ("evaluate", 15, 3), ("evaluate", 15, 8), ("admit", 1e-9, 4)])
 def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
@@ -923,7 +923,7 @@ def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
     assert same_logs(folder, reference)
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=2)
 def test_a_step_longer_than_the_clock_is_saved_in_its_middle(reference, micro, tmp_path,
                                                              monkeypatch):
     """Killed without a word when samples of step 5 have finished: they are in the checkpoint."""
@@ -944,7 +944,7 @@ def test_a_step_longer_than_the_clock_is_saved_in_its_middle(reference, micro, t
     assert same_logs(folder, reference)
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("off_policy", ["pipeline-2", "ppo-2"])
 def test_a_signal_in_a_long_training_step_is_heeded_between_two_micro_batches(
         off_policy, micro, tmp_path, monkeypatch, capsys):
@@ -1033,7 +1033,7 @@ def test_a_signal_while_the_last_model_is_written_leaves_a_finished_run_finished
     assert "Done: 2 steps." in said and (tmp_path / "runs/r/done").exists()
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=3)
 def test_a_run_that_has_lost_its_settings_is_not_begun_again_into_its_logs(micro, tmp_path,
                                                                          monkeypatch, capsys):
     """Two runs, of other seeds even, in one log: nothing would show it."""
@@ -1055,7 +1055,7 @@ def own_task(tmp_path, reward):
     return path
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=1)
 def test_a_run_says_that_the_file_of_its_own_reward_has_changed(micro, tmp_path, monkeypatch,
                                                                 capsys):
     """Its curve is of two rewards then; but a mended bug should not cost the run."""
@@ -1084,7 +1084,7 @@ def test_a_run_says_that_the_method_has_changed_since_it_began(micro, tmp_path, 
     assert changed.read_text() == (ROOT / "loss.py").read_text() != kept.read_text()
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=3)
 def test_a_run_without_a_step_keeps_the_code_that_makes_its_first(micro, tmp_path, monkeypatch,
                                                                   capsys):
     """A reward that judged nothing stood in source/, and the right one was said to have changed."""
@@ -1127,7 +1127,7 @@ def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path, monkey
         assert lines(tmp_path / "runs" / "e") == log
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=2)
 @pytest.mark.parametrize("change, trace", [
     ({"off_policy": "pipeline-0"}, lambda r: r.get("lag/max", 0) == 0),
     ({"off_policy": "ppo-2"}, lambda r: r.get("lag/max", 0) <= 1),

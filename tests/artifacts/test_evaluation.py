@@ -142,7 +142,7 @@ def test_a_self_test_is_not_kept(rng, tmp_path):
     assert (tmp_path / "e.jsonl").stat().st_size == size
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=0)
 def test_an_evaluation_that_goes_on_favors_no_length_as_one_that_keeps_all_would(rng, tmp_path):
     """Lengths are exponential: what is under way at a random moment is twice as long as the mean.
     Kept all, and only those drawn again, the mean of all would fall by about 7 of 60 samples x

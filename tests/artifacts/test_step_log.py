@@ -29,7 +29,7 @@ def evaluations(folder, rates, step=25, tasks=("toy",)):
     return flops
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=3)
 def test_an_evaluation_is_one_line_with_its_gain_its_compute_and_from_the_sixth_on_the_forecast(
         tmp_path, capsys):
     """The end of the run is where its steps would lead at the price of the last ones."""
@@ -52,7 +52,7 @@ def test_an_evaluation_is_one_line_with_its_gain_its_compute_and_from_the_sixth_
     assert "naive" not in line
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=3)
 def test_the_curve_is_drawn_again_once_a_minute(tmp_path, capsys, monkeypatch):
     picture = tmp_path / "curve.png"
     rates = sigmoid(np.arange(12) * 1e12, .8, 1.7, 3e12, .2)

@@ -98,7 +98,7 @@ def by_the_page(rule, row, before, rows):
                 {"of": of, "abs": abs})
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=2)
 @pytest.mark.parametrize("symptom", SYMPTOMS, ids=lambda symptom: symptom.name)
 def test_a_rule_does_what_the_page_writes(symptom, seed):
     """The program has windows of numpy."""

@@ -42,7 +42,7 @@ def test_an_archive_holds_what_is_graded_and_no_more(tree, tmp_path):
         batch.pack(tmp_path, tmp_path / "b.zip")
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=2)
 @sandboxed
 def test_a_folder_of_archives_is_a_table_and_broken_ones_are_rows(tree, tmp_path, monkeypatch):
     handed = tmp_path / "handed in"
@@ -140,7 +140,7 @@ def test_gradescopes_container_form_writes_results(tree, tmp_path):
     assert found["score"] == 10 and len(found["tests"]) == 12
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=0)
 @sandboxed
 def test_on_gradescope_what_is_no_tree_has_no_points_and_a_reason(tmp_path):
     """And a tree in a folder of its own, as many zip it by hand, is found."""
@@ -295,7 +295,7 @@ def test_a_full_disk_ends_the_batch_before_another_tree_is_begun(tmp_path, monke
     assert asked in (["a"], ["a", "b"])
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=0)
 @sandboxed
 def test_one_exercise_of_a_tree_that_has_our_bodies_of_all_others(tmp_path):
     """`make student EX=2`, handed in untouched: `--only 2` gives it nothing for the rest."""
@@ -304,7 +304,7 @@ def test_one_exercise_of_a_tree_that_has_our_bodies_of_all_others(tmp_path):
     assert row["points"] == 0 and row["exercise 2"] == 0 and "exercise 3" not in row
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=2)
 def test_where_nothing_can_be_graded_the_batch_ends_and_says_so(tree, tmp_path, monkeypatch,
                                                                 capsys):
     handed = tmp_path / "handed"

@@ -210,7 +210,7 @@ def test_and_costs_no_other_exercise(name):
     assert row["points"] == row["of"], row["parts"]
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=3)
 @sandboxed
 def test_an_endless_loop_costs_the_part_that_it_is_in():
     row = graded(4, tree({"loss.py::zero_variance": "while True: pass"}, real=[]) | {
@@ -220,7 +220,7 @@ def test_an_endless_loop_costs_the_part_that_it_is_in():
     assert not any(reason for name, reason in why.items() if name.startswith("Curriculum"))
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @sandboxed
 @pytest.mark.parametrize("number, function, body", [
     (1, "engines/head.py::TokenLogprobs.forward", """

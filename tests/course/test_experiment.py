@@ -293,7 +293,7 @@ def test_the_verdict_is_that_of_the_five_differences(gains, doubts, verdict):
     assert np.allclose([told["lo"], told["hi"]], [low, high])
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=1)
 def test_of_ceilings_fit_py_has_the_word(tmp_path):
     """Curves that reach their ceiling determine it; curves that end in their rise do not."""
     plan = PLAN.replace("measure: end", "measure: A")
@@ -460,7 +460,7 @@ def test_a_text_without_end_is_not_searched(tree):
     assert "does not print the interval" in experiment.grade(tree / "experiment")[1]
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=3)
 @sandboxed
 def test_a_real_run_comes_out_again_bit_by_bit_in_the_real_sandbox(tmp_path, seed):
     """And a copy of it with one digit changed does not. No stand-ins: scalerl.py writes the log. It

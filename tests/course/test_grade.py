@@ -15,7 +15,7 @@ from course import grade, student
 NUMBERS = [number for number, row in ROWS.items() if row["functions"]]
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @sandboxed
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_projects_own_bodies_of_one_exercise_have_all_points(number):
@@ -335,7 +335,7 @@ return dh, dw.to(weight.dtype), *[None] * 6"""}, "", {}),
 }
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @sandboxed
 @pytest.mark.parametrize("name", STYLES)
 def test_a_right_solution_in_other_words_has_all_points(name):
@@ -508,7 +508,7 @@ def test_a_function_that_was_renamed_is_missing_and_the_others_are_graded():
 
 # -- the whole
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=2)
 @sandboxed
 def test_a_tree_has_a_table_with_its_seed_and_edited_checks_have_no_effect(tmp_path):
     folder = tmp_path / "a student's träe"
@@ -528,7 +528,7 @@ def test_a_tree_has_a_table_with_its_seed_and_edited_checks_have_no_effect(tmp_p
         "not written: _capped, _sequence_log_ratio, _clipped"]
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=1)
 def test_in_a_students_tree_the_public_checks_run_and_no_points_are_given(tmp_path):
     student.write(tmp_path / "tree")
     student.restore(tmp_path / "tree", [2, 4])

@@ -241,7 +241,7 @@ def test_an_array_of_nothing_may_not_be_large():
     assert wire.decode(wire.encode(np.zeros((9, 0)))).shape == (9, 0)
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=3)
 @sandboxed
 def test_a_module_with_the_name_of_a_library_costs_nobody_his_points(tmp_path):
     """It would lie in front of the library; and it must not look like a project that is installed
@@ -261,7 +261,7 @@ def test_a_module_with_the_name_of_a_library_costs_nobody_his_points(tmp_path):
         "six.py", "torch.py", "random.py", "numpy/mine.py")} <= {*told["notes"]}
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=0)
 @sandboxed
 def test_modules_of_many_megabytes_stop_nobodys_grading(tmp_path):
     """A small archive may unpack to them. The smallest are used, and the rest is said."""
@@ -359,7 +359,7 @@ def test_a_file_in_a_coding_of_domain_names_is_not_decoded(tmp_path):
         grade.handed_in(tmp_path, "x.py")
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @sandboxed
 @pytest.mark.parametrize("text", ["-" * 100_000 + "1", "(" * 5000, "x = '\\0'\0", "\0",
                                   "lambda: " * 5000 + "1", "x = " + "[" * 200 + "]" * 200])

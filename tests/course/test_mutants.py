@@ -179,7 +179,7 @@ def test_the_log_of_a_silent_bug_shows_what_its_story_says(name):
 STD = ALL["std_of_rewards"].tests[0]
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=3)
 def test_a_claim_kills_a_crash_does_not_and_a_harmless_change_survives():
     """Through the command's own function, in real copies with real runs of pytest."""
     of_loss = {"file": "loss.py", "story": "made up for this test", "tests": [STD]}
@@ -207,7 +207,7 @@ def test_a_claim_kills_a_crash_does_not_and_a_harmless_change_survives():
     assert (ROOT / "loss.py").read_text().count("import torch\n") == 1          # the tree is whole
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=1)
 def test_a_test_that_fails_without_any_bug_kills_nothing():
     with pytest.raises(BadInput, match="^tests/test_loss.py::test_of_nothing does not pass on the "
                                        "unchanged project"):

@@ -56,7 +56,7 @@ FORMS = {"a mark of the byte order": lambda text: b"\xef\xbb\xbf" + text.encode(
          "tabs": lambda text: text.replace("    ", "\t").encode()}
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @sandboxed
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_in_another_form_has_all_points(tmp_path, form):
@@ -68,7 +68,7 @@ def test_a_file_in_another_form_has_all_points(tmp_path, form):
     assert [row["points"] for row in told["exercises"]] == [10, 12], told
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @sandboxed
 @pytest.mark.parametrize("place", ["Helpers/mine.py", "_own/mine.py", "a/b/mine.py", "mine.py"])
 def test_a_helper_may_lie_anywhere(tmp_path, place):

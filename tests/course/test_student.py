@@ -79,7 +79,7 @@ def test_nothing_in_the_tree_gives_an_answer_away(tree):
     assert checked > 50
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=1)
 def test_what_is_left_can_be_imported(tree):
     modules = [".".join(path.relative_to(tree).with_suffix("").parts)
                for path in sorted(tree.rglob("*.py"))
@@ -151,7 +151,7 @@ def test_every_command_of_the_trees_page_has_what_it_needs(tree):
     assert {"toy", "demo", "grade", "submit"} <= {*commands}
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 def test_a_tree_that_holds_work_is_not_overwritten(tmp_path):
     folder = tmp_path / "student"
 

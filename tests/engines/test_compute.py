@@ -93,7 +93,7 @@ def delta_rule(query, key, value, g, beta, initial_state=None, **_):
     return torch.stack(outputs, 1), state
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("family", [
     "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear", "lfm2", "lfm2_moe",
     "falcon_h1", "granitemoehybrid", "nemotron_h", "jamba", "olmo_hybrid", "gemma2", "gemma3",

@@ -64,7 +64,7 @@ def worst(plain, rollouts):
         torch.tensor(r.sampled)].abs().max().item() for r in rollouts)
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 @pytest.mark.parametrize("pair", SLOW, indirect=True)
 def test_log_probs_and_gradients_are_those_of_autograd_on_the_models_own_logits(pair):
     """Prompts and outputs of many lengths in one batch. 1e-4 for the delta rule, whose chunks of 64
@@ -94,7 +94,7 @@ def test_log_probs_and_gradients_are_those_of_autograd_on_the_models_own_logits(
     assert (difference / size) ** 0.5 < (1e-4 if "qwen3_5" in model.config.model_type else 1e-5)
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("pair", SLOW, indirect=True)
 def test_a_sampler_writes_down_the_models_own_log_probs_and_goes_on_from_a_checkpoint(pair):
     """7 slots for 15 samples of mixed lengths: sequences end, move, and groups wait. The phrase is

@@ -41,7 +41,7 @@ def gradient(model, rollouts, dtype):
     return torch.cat([logprobs.detach().flatten(), *(p.grad.flatten() for p in model.parameters())])
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.gpu_rehearsal
 @pytest.mark.parametrize("compiler", ["g++", "nowhere"])
 def test_compiled_layers_compute_the_same_and_without_a_compiler_plain_ones_say_so(
@@ -69,7 +69,7 @@ def test_compiled_layers_compute_the_same_and_without_a_compiler_plain_ones_say_
     assert ("WON'T CONVERT" in caplog.text) == ("No working C++ compiler" in caplog.text) == broken
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_layers_whose_compiler_fails_half_way_are_recomputed_as_plain_ones(
         failing, seed, compilers_own, monkeypatch, caplog):

@@ -485,7 +485,7 @@ def test_a_run_takes_vllm_by_itself_and_keeps_the_lag_at_most_k(first):
     assert 'engine = "vllm"' in (cwd / "runs" / "r" / "config.toml").read_text()
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=2)
 def test_two_runs_of_one_seed_write_the_same_metrics(first, micro, tmp_path):
     """Decode and optimizer steps alternate in one process: nothing depends on the clock."""
     clocks = ("time/", "throughput/", "compute/core_hours")

@@ -49,7 +49,7 @@ def test_the_likelihood_is_the_integral_over_the_problems_strengths():
         assert share[i].sum() == pytest.approx(solvable / plain, abs=0.02)
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=3)
 def test_counts_of_half_a_run_foretell_its_end_where_the_last_value_is_far_from_it():
     """Three of five draws at least: the interval is of 90%, and holds the mean at the end."""
     held, errors, naive = 0, [], []
@@ -71,7 +71,7 @@ def write(path, C, right, k, **more):
         enumerate(zip(C, right))))
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=2)
 def test_the_command_prints_it_and_says_what_became_of_the_unsolved(tmp_path, capsys):
     C, right, C_at, end = made()
     rest = np.concatenate([right, np.repeat(right[-1:], 5, 0)])
@@ -132,7 +132,7 @@ def test_counts_that_cannot_be_are_refused_in_a_sentence(key, value, tmp_path):
         read_counts(tmp_path)
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 def test_evaluations_are_read_in_order_of_compute_and_cut_where_the_fit_is(tmp_path, capsys):
     """The last row of the file was taken for the largest compute, --x and its scale were not
     heeded: the two forecasts of one report were of two different parts."""
@@ -164,7 +164,7 @@ def test_a_run_without_a_rise_is_promised_none_by_problem(tmp_path, capsys):
         assert "by problem: no forecast, a constant fits as well" in told
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=1)
 @pytest.mark.parametrize("cut", [["--until", "0.3"], ["--bootstrap", "0"]])
 def test_a_forecast_by_problem_needs_no_interval_of_the_law(cut, tmp_path, capsys):
     """Three evaluations are enough for it, and it draws for itself."""
@@ -180,7 +180,7 @@ def flat(seed=3, n=12):
     return rng.binomial(4, rng.beta(1.0, 1.0, 512), (n, 512))
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=0)
 @pytest.mark.parametrize("right", [flat(), 4 * (np.arange(6)[:, None] == np.full(100, 5))])
 def test_a_forecast_by_problem_is_a_number(right):
     """exp() overflowed to nan; a mean of 1 + 2e-16 had no square root."""
@@ -189,7 +189,7 @@ def test_a_forecast_by_problem_is_a_number(right):
     assert 0 <= low <= high <= 1 and 0 <= value <= 1
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=3)
 def test_a_run_that_solved_nothing_has_no_forecast_by_problem(tmp_path, capsys):
     """[0, 0] promised that it never will. And a table has no counts of problems."""
     C, right, *_ = made()

@@ -66,7 +66,7 @@ def test_a_reward_that_is_not_there_or_out_of_its_range_is_told(words, told, tmp
     assert not any("forecast/end" in row for row in trainer.state.log_history)
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("sets", [("easy", "hard"), ("hard", "easy")])
 def test_of_two_evaluation_sets_each_forecast_is_made_once_and_of_its_own_step(
         sets, tmp_path, capsys):

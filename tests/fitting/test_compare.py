@@ -46,7 +46,7 @@ def test_ceilings_that_are_not_known_are_not_compared():
     assert compare.verdict(without, a)[0] == "undetermined"
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=1)
 def test_a_run_of_few_evaluations_has_no_ceiling_to_compare():
     """Of 40 steps of a recipe four points lay on a curve, rmse .0003, and its ceiling "differed" by
     .517 [.409, .680] from that of all 600. From the sixth evaluation on the intervals tell."""

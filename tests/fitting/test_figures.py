@@ -15,7 +15,7 @@ from fit import fit_curve
 from made_runs import made, write_run
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
 def test_pictures_are_written_in_each_format(ending, tmp_path, capsys):
     """People put the curve in a paper (pdf), a page (svg) and a chat (png)."""
@@ -95,7 +95,7 @@ def test_the_picture_is_of_the_fit_that_is_judged_and_claims_no_interval_where_t
         assert ("no interval" in figure.get_suptitle()) != has
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 def test_several_runs_are_drawn_together_where_out_names_a_file(tmp_path, capsys):
     """The paper's figures compare recipes. Each has a color and a marker of its own, more than
     there are colors, too, and one legend entry; two columns both name the axis."""
@@ -120,7 +120,7 @@ def test_several_runs_are_drawn_together_where_out_names_a_file(tmp_path, capsys
         assert dot.get_ydata().tolist() == curve.R[1:].tolist()
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=2)
 def test_drawing_touches_no_global_state(tmp_path):
     """In somebody's notebook an imported fit.py must not close their figures or change backends."""
     run = write_run(tmp_path / "r", *made())

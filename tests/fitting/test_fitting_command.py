@@ -127,7 +127,7 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_p
     assert sentence in said and said.startswith("fit.py: ") and said.count("\n") == 1
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=3)
 def test_until_predicts_from_the_first_part_alone(tmp_path, capsys):
     """If one held-out point leaked into the early fit, its prediction would be a fit."""
     C, R = made(seed=4)
@@ -162,7 +162,7 @@ def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
     assert "the curve never reaches 0.9: its ceiling is" in capsys.readouterr().out
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=2)
 def test_with_until_what_is_told_of_the_whole_run_says_so_and_the_forecast_has_its_error(
         tmp_path, capsys):
     """`--predict` was taken for the first part's, and the error told was another number's. (The
@@ -185,7 +185,7 @@ def test_a_power_law_predicts_no_negative_pass_rate(tmp_path, capsys):
     assert told.endswith(": 0.000 [0.000, 0.000]")
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 def test_a_target_that_was_measured_is_not_called_out_of_reach(tmp_path, capsys):
     """A run that rose to .75 and collapsed: "never reached: the ceiling is .39" was said of .7. And
     where nothing rises there is no ceiling to speak of."""
@@ -199,7 +199,7 @@ def test_a_target_that_was_measured_is_not_called_out_of_reach(tmp_path, capsys)
         assert re.search(f"^no forecast of {target}: {words}", capsys.readouterr().out, re.M)
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=3)
 def test_a_run_without_a_rise_keeps_its_report_and_prints_no_nan(tmp_path, capsys):
     """`--plan` of a constant run was a refusal of all else; `[nan, nan]` is no interval."""
     flat = write_run(tmp_path / "flat", np.arange(21.0), np.full(21, 0.4))
@@ -212,7 +212,7 @@ def test_a_run_without_a_rise_keeps_its_report_and_prints_no_nan(tmp_path, capsy
         assert "evaluations: 0.400 no interval; measured 0.400; error +0.000\n" in said
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=2)
 def test_of_a_run_that_rose_before_its_first_evaluation_no_steepness_is_sure(tmp_path, capsys):
     """`--target` gave an interval of no truth, and two such runs were compared by B."""
     C, R = np.arange(0, 2001.0, 100), np.full(21, 0.6) + np.tile([0.01, -0.01, 0.0], 7)
@@ -254,7 +254,7 @@ def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
         assert abs(fitted - A) < 0.02
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=1)
 def test_recipes_that_differ_in_steepness_share_a_ceiling(tmp_path, capsys):
     """The paper's main finding: most decisions move B, not A.  Compared at their own A's, noise in
     A hides it."""
@@ -325,7 +325,7 @@ def test_help_teaches(capsys):
     assert max(map(len, said.split("\n"))) <= 100
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=3)
 def test_the_example_of_the_documents_is_what_the_command_prints(tmp_path, capsys, monkeypatch):
     """The block shows toy 0, seed 0 under the name that `make demo` gives to a run, and the README
     two of its lines."""

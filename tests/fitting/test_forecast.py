@@ -102,7 +102,7 @@ def test_where_the_law_is_not_believed_the_forecast_is_the_middle_one(rewards, m
         told[name] for name in ("law", "naive", "line"))[1]
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=2)
 def test_where_a_run_falls_the_forecast_is_the_last_value(monkeypatch):
     """The law promises what was at its best, a line falls on: the last value lies between."""
     C, R = made(16_000, n=41, sd=0.004)

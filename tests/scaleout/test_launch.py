@@ -671,7 +671,7 @@ def test_a_slurm_job_is_signaled_asks_to_be_queued_again_and_then_goes_on_to_its
         "requeue") == 1
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=2)
 def test_serve_only_ends_with_its_file_when_it_is_stopped(micro, tmp_path):
     """And its address is loopback as long as nobody says another one."""
     file = tmp_path / "runs" / "r" / "servers_127.0.0.1.txt"

@@ -44,7 +44,7 @@ def test_tensors_of_two_devices_in_one_call_are_refused_and_what_cuda_allows_is_
         assert not gpu.syncs["tolist"] and far.tolist() and gpu.syncs["tolist"] == 1
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("off_policy", ["pipeline-2", "ppo-1"])
 def test_a_whole_run_on_one_gpu_mixes_no_devices(off_policy, micro, tmp_path, monkeypatch):
     """Loading, the self-test, generation with interruption, forward, backward, AdamW, the push of
@@ -64,7 +64,7 @@ def test_a_whole_run_on_one_gpu_mixes_no_devices(off_policy, micro, tmp_path, mo
     assert 0 < log[1]["mismatch/mean_abs_dlogp/lag_0"] < 5e-3
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=0)
 @pytest.mark.parametrize("words", [{}, {"trainers": 4, "tensor_parallel": 2}, {
     "vllm_args": "--enforce-eager", "tensor_parallel": 2, "servers": 2}])
 def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_takes(

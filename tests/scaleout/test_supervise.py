@@ -311,7 +311,7 @@ def test_a_server_that_ends_with_the_run_is_not_started_again(tmp_path):
         assert gone(processes)
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_server_that_does_not_heed_its_signal_holds_no_end_up_for_long(trains, parts, tmp_path):
     """As vLLM while it loads. A scheduler waits 30 s, and whoever is killed cannot say 75."""

@@ -229,7 +229,7 @@ def bf16_logprobs(trainer, seed):
     return logprobs.tolist(), sorted(map(str, dtypes))
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=3)
 @pytest.mark.gpu_rehearsal
 def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(models, seed):
     """accelerate's own FSDP2 policy for bf16 rounds the log-probs to bf16 (an error of 1e-2 at
@@ -244,7 +244,7 @@ def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(models,
     assert (values - exact)[sampled].abs().mean() < 0.2         # the model is rounded, both times
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=1)
 @pytest.mark.parametrize("setting, value", [("compile_layers", "on"), ("recompute_layers", True)])
 def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_result(
         setting, value, models, seed, monkeypatch):
@@ -333,7 +333,7 @@ def save_load_remove(trainer, folder):
     shutil.rmtree(folder)
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=3)
 def test_a_checkpoint_may_be_removed_as_soon_as_rank_0_has_loaded_it(models, tmp_path):
     """The preflight does. Another rank may only begin to read it then."""
     run_ranks(save_load_remove, 2, settings(models["tied"]), tmp_path / "step_0",
@@ -397,7 +397,7 @@ def idle(trainer, flag):
     return trainer.update(*step_inputs(0), 7)[0]
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("who, how", [(1, signal.SIGKILL), (1, signal.SIGSTOP),
                                       (0, signal.SIGKILL)])
 def test_a_rank_that_dies_or_hangs_ends_all_others_in_a_sentence(who, how, models, tmp_path):
@@ -415,7 +415,7 @@ def test_a_rank_that_dies_or_hangs_ends_all_others_in_a_sentence(who, how, model
                         "another rank is dead, stuck or cut off, see its log$", sentence), found
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 def test_ranks_that_are_idle_for_longer_than_the_deadline_go_on(models, tmp_path):
     flag = tmp_path / "flag"
     with processes(idle, 2, settings(models["tied"], deadline_s=3), flag) as (children, results):
@@ -434,7 +434,7 @@ def all_there(trainer):
     return "all there"
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("seconds, deadline_s", [(4, 3), (600, 4)])
 def test_ranks_wait_for_the_last_model_three_times_as_long_as_for_anything_else(
         seconds, deadline_s, models):

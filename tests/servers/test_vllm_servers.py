@@ -95,7 +95,7 @@ def test_experts_and_olmo_2_agree_before_and_after_a_push(family, seed, tmp_path
         server.kill()
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=2)
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(sampler, plain):
     with torch.no_grad():                   # less sure, or it would nearly always end by itself
         plain.model.norm.weight *= 0.2
@@ -232,7 +232,7 @@ def test_a_push_that_breaks_off_leaves_nothing_serving_mixed_weights(
     assert errors(new, drain(resumed, requests(5, samples=4))).max() < 1e-4
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=0)
 def test_a_server_that_stops_answering_is_given_up_after_the_deadline(
         served, connect, plain, monkeypatch):
     """SIGSTOP: its connections stay open, nothing ever fails by itself. When it goes on, all its
@@ -304,7 +304,7 @@ def test_a_whole_run_on_a_server_keeps_the_lag_at_most_k_and_goes_on_after_a_sto
     assert again[4]["lag/max"] <= 2
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=2)
 def test_what_our_accelerate_file_says_of_starting_trainers_beside_a_server_is_so(
         served, tmp_path):
     """The command in the file's own comment, of two processes, with --gpus 0: two ranks, which

@@ -330,7 +330,7 @@ def test_a_toy_that_has_not_learned_to_add_is_not_written(tmp_path, capsys):
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=1)
 def test_the_command_makes_a_folder_also_for_two_tasks(tmp_path, capsys, monkeypatch):
     """As `make toy` and `make mix`, on micro models."""
     monkeypatch.setattr(toy, "LEARNED", 0)

@@ -110,7 +110,7 @@ HANGS = {
 }
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("what", HANGS)
 def test_a_reward_that_does_not_end_costs_its_sample_and_leaves_no_process(file, what, monkeypatch):
     """Rewards from elsewhere call alarm() themselves, which takes the worker's clock away; and a
@@ -296,7 +296,7 @@ def test_a_bad_file_is_one_sentence_before_any_model_is_loaded(tmp_path, what):
             check_files(Config(model="x", **settings))
 
 
-@pytest.mark.days(3, turn=2)
+@pytest.mark.days(4, turn=0)
 def test_the_command_refuses_a_bad_file_and_trains_on_a_good_one(micro, tmp_path):
     """A whole run, small: the reward sees the toy's answers, and what it fails at is in the log."""
     (tmp_path / "bad.py").write_text(PROBLEM)

@@ -409,7 +409,7 @@ def outside(folder):
              for path in Path(place).glob("*owned*")])
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("walls", WALLS)
 def test_two_hundred_doors_are_shut_and_nothing_is_seen_from_outside(walls, tmp_path, monkeypatch):
     """One a program, as the tests' own user (often root): files, devices, processes, users, shared

@@ -544,7 +544,7 @@ ENDLESS = (r"\boxed{(x+y)^9(x+z)^9(x+w)^9(y+z)^9(y+w)^9(z+w)^9(x+2)^9(y+3)^9(z+4
            )                                                                  # to be expanded
 
 
-@pytest.mark.days(3, turn=1)
+@pytest.mark.days(4, turn=2)
 def test_an_endless_check_costs_its_sample_the_reward_and_the_run_a_deadline():
     """In the trainer's own process this text would hold all GPUs for ever.
 
@@ -602,7 +602,7 @@ def test_marking_works_in_a_thread():
     assert rewards == [1.0]
 
 
-@pytest.mark.days(3, turn=0)
+@pytest.mark.days(4, turn=0)
 def test_the_workers_end_with_the_verifier_and_with_the_trainer():
     """A run that is killed must leave no process behind, and closing twice is fine."""
     code = ("import os, signal\nfrom tasks.verifier import Verifier\nm = Verifier(workers=1)\n"
@@ -763,7 +763,7 @@ def test_what_cannot_be_started_is_tried_again_then_counted_and_the_run_goes_on(
         assert scores.log["verifier/error_frac"] == 1 / 3
 
 
-@pytest.mark.days(3)
+@pytest.mark.days(4)
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_stopped_or_killed_worker_is_noticed_and_its_answer_asked_again(monkeypatch, number):
     """SIGSTOP stops its clock, too: the trainer waited for ever. Neither is the answer's fault."""
