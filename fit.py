@@ -6,7 +6,7 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
 
     R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
 
-    C      the compute that the run has used: FLOPs, GPU-hours or steps
+    C      the compute that the run has used: FLOPs, GPU-hours (the paper's) or steps
     R      the reward: the pass rate on held-out problems
     R0     the pass rate before training
     A      the ceiling: no amount of compute brings a higher pass rate

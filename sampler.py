@@ -58,7 +58,7 @@ class Rollout:
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
     task: str = ""
-    ended: int = 0              # the decode step at which it ended (make timeline); 0: not known
+    ended: int = 0              # the decode step of its end, for `make timeline`; 0: not known
 
 
 @dataclass

@@ -274,7 +274,7 @@ class Policy(torch.nn.Module):
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # the layers that FSDP2 shards
         if dtype == torch.bfloat16:
-            packed.round_between_products(model, dtype)     # where vLLM rounds to bf16
+            packed.round_between_products(model, dtype)     # as vLLM does: without lag π is μ
 
     def forward(self, rollouts):
         """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; T is the
@@ -322,7 +322,7 @@ class Trainer(TrainedModel):
         self.policy, self.optimizer = team.prepare(policy, optimizer)
 
     def update(self, rollouts, rewards, version):
-        """Update the weights. Returns (1, metrics): optimizer steps taken; 0: nothing to learn.
+        """Update the weights. Returns (optimizer steps taken, metrics): 1, or 0: nothing to learn.
 
         rollouts, rewards, version as in `make_batch`. Raises FloatingPointError when a log-prob,
         the loss or the gradient is not finite."""
@@ -398,7 +398,7 @@ class Run:
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | agreement)
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
-            self.evaluate()                     # the first one, or the one that a stop broke off
+            self.evaluate()             # at step 0; after a resume the one that a stop broke off
         with Progress(self.config.steps, self.step) as progress:
             while self.step < self.config.steps:
                 line = self.train_step()
@@ -422,8 +422,8 @@ class Run:
     def train_step(self):
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
-        # 1. Generate. Samples of later steps are being written as well. Servers continue with these
-        #    during 2 and 3 and pause in 4; a sampler in this process stands still from 2 to 4.
+        # 1. Generate. Samples of later steps are being written as well. Servers go on with those
+        #    during 2 and 3 and pause in 4; a sampler in this process pauses in 2, 3 and 4.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
@@ -446,7 +446,7 @@ class Run:
         watch.lap("train")
 
         # 4. Push the weights, in flight (PipelineRL): running sequences keep the keys and values of
-        #    older weights. Push them even if they are the same: a new server does not have them.
+        #    older weights. Push even unchanged weights: a server that has just joined has none yet.
         self.version += stepped
         self.push_weights()
         watch.lap("sync")

@@ -40,8 +40,7 @@ def write_report(folder):
             f"{sum(row.get('time/step_s', 0) for row in steps) / 3600:.2f} h in steps; "
             f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,.0f} "
             f"tokens generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
-            "<h2>Is it working?</h2>",
-            *(f"<p>{escape(line)}</p>" for line in told)]
+            "<h2>Is it working?</h2>", *(f"<p>{escape(line)}</p>" for line in told)]
         picture = folder / "curve.png"              # as the run, or fit.py, has last drawn it
         if picture.is_file():
             body.append("<h2>What would more compute buy?</h2><img alt=\"\" src=\"data:image/png;"
@@ -56,14 +55,14 @@ def write_report(folder):
 def charts(rows):
     """A chart of each column that the log has, grouped by question."""
     for question, columns in CHARTS.items():
-        drawn = [inline(chart(column, np.array(points, float))) for column in columns.split()
+        drawn = [chart(column, np.array(points, float)) for column in columns.split()
                  if (points := [(row["step"], row[column]) for row in rows if column in row])]
         if drawn:
             yield f"<h2>{question}</h2><div class=charts>{''.join(drawn)}</div>"
 
 
 def chart(title, points):
-    """A figure of a column by step, as wide as a phone."""
+    """A column by step, as wide as a phone: SVG without XML header and the link to its DTD."""
     figure, ((ax,),) = figures.empty(3.4, 1.9, 1, 1)
     size = -(-len(points) // BINS)
     means = np.array([part.mean(0) for part in np.split(points, range(size, len(points), size))])
@@ -72,10 +71,5 @@ def chart(title, points):
     ax.locator_params(nbins=4)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")   # no sum or factor beside it
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    return figure
-
-
-def inline(picture):
-    """A figure as SVG without XML header and the link to its DTD."""
-    picture.savefig(file := io.StringIO(), format="svg")
+    figure.savefig(file := io.StringIO(), format="svg")
     return file.getvalue()[file.getvalue().index("<svg"):]

@@ -61,14 +61,20 @@ def judged(text, gold, question=""):
     text = RE.explained.sub("<answer>", RE.corrected.sub("", text)) if plain_number(gold) else text
     text = RE.tagged.sub(r"\\boxed{\1}", text)
     text = RE.field.sub(lambda x: r"\boxed{%s}" % x[1].strip('"').replace(r"\\", "\\"), text)
-    if several := re.search(r",|\\pm|\bor\b", gold):  # of bullets and of boxes one list
-        named = len(RE.named_box.findall(text)) > 1
-        text = RE.named_box.sub(r"\2\1", text) if named else text
+    several = re.search(r",|\\pm|\bor\b", gold) and not plain_number(gold)
+    if several:  # of bullets at the end, and of boxes, one list
+        text = RE.named_box.sub(r"\2\1", text) if RE.named_box.findall(text)[1:] else text
         text = RE.bullets.sub(lambda list_: RE.bullet.sub(", ", list_[0]).strip(", \n"), text)
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
     if several:  # "\boxed{6} and \boxed{-6}"
-        each = iter(boxes)
-        boxes = [", ".join(islice(each, one.count("\0"))) for one in RE.boxes.findall(text)]
+        names, each = re.findall("(?:^|, )([a-z]{3,}) ", gold), iter(boxes)
+        if len(boxes) == len(names) and all(map(str.count, text.lower().split("\0"), names)):
+            boxes = [", ".join(map(" ".join, zip(names, boxes)))]  # the quotient is \boxed{7}, ...
+        else:
+            boxes = [", ".join(islice(each, one.count("\0"))) for one in RE.boxes.findall(text)]
+            if 1 < len(boxes) == gold.count(",") + 1 and not (
+                    "," in "".join(boxes) or RE.no_list.search(text)):  # words between them
+                boxes, question = [", ".join(boxes)], f"{question} in this order"
     found = [part for part in boxes if part.strip()]
     beside = [f"0 {part}" for part in RE.beside_box.findall(text)]
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]

@@ -655,8 +655,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 0, 0),
     ("eighth", 14, 2), ("ninth", 2, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 8, 1), ("fourteenth", 6, 0),
-    ("sentences", 21, 2), ("fifteenth", 101, 27), ("sixteenth", 24, 0),
-    ("seventeenth", 14, 0), ("eighteenth", 27, 0)])
+    ("sentences", 21, 2), ("fifteenth", 101, 27), ("sixteenth", 20, 0),
+    ("seventeenth", 11, 0), ("eighteenth", 21, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -975,6 +975,32 @@ ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
     ("The answer is 42. Sorry for the confusion in step 2.", "42", "", True),
     ("The answer is 3 hours. Or 180 minutes.", "3", "", True),
     ("The answer is 12. Actually this follows from Theorem 2.", "12", "", True),
+    # As many boxes as the gold list has parts, with words between: in its order, by its names
+    (r"There are $\boxed{12}$ red and $\boxed{18}$ blue ones.", "12, 18", "How many?", True),
+    (r"There are $\boxed{18}$ red and $\boxed{12}$ blue ones.", "12, 18", "How many?", False),
+    (r"First $\boxed{12}$, then $\boxed{13}$, no: $\boxed{18}$.", "12, 18", "", False),
+    (r"(a) \(\boxed{4}\)" "\n" r"(b) \(\boxed{\sqrt2}\)", r"4, \sqrt{2}", "", True),
+    (r"The quotient is $\boxed{7}$ and the remainder is $\boxed{5}$.",
+     "quotient 7, remainder 5", "", True),
+    (r"The quotient is $\boxed{5}$ and the remainder is $\boxed{7}$.",
+     "quotient 7, remainder 5", "", False),
+    (r"The remainder is $\boxed{7}$ and the quotient is $\boxed{5}$.",
+     "quotient 7, remainder 5", "", False),
+    (r"\boxed{10, 4}", "4, 10", "Find both intercepts, in this order.", False),
+    (r"We get $\boxed{1234}$, so it is $\boxed{1234}$.", "1,234", "", True),
+    (r"So $\boxed{(7,3)}$. Check: $\boxed{(7,3)}$.", "(7,3)", "", True),
+    # Two solutions, of which one is asked; another unit; working in lines; a line twice
+    (r"\boxed{x = 1 \text{ and } x = 4}", "4", "", False),
+    (r"\boxed{x = 4}", "4", "", True),
+    ("55 + 65 = 120 and so it takes 2 days in total.", "2 hours", "", False),
+    ("55 + 65 = 120 and so it takes 2 hours in total.", "2 hours", "", True),
+    ("So\n\\begin{align*}\nI &= 1 + 1\\\\\n&= 2\n\\end{align*}", "2", "", True),
+    ("So\n\\begin{align*}\nI &= 1 + 1\\\\\n&= 3\n\\end{align*}", "2", "", False),
+    ("276/3\n92", "92", "", True), ("276/3\n91", "92", "", False),
+    ("So 15 + 15 = 30.\n\n30", "30", "", True),
+    (r"\boxed{\bigl(-2, -7\bigr)}", "(-2,-7)", "", True),
+    ("The roots are:\n- x = 6\n- x = -5", "x=6 or x=-5", "", True),
+    ("The roots are:\n- x = 6\n- x = 5", "x=6 or x=-5", "", False),
     # The question's power, worked out; a fraction without braces
     (r"\boxed{10^2=100}", "100", "Compute $10^2$.", True),
     (r"\boxed{10^2}", "100", "Compute $10^2$.", False),
