@@ -23,6 +23,9 @@
 # make gpu-check the trainer on a GPU: tokens/s, MFU, memory, mismatch, in results/gpu
 # make gpu-rehearsal  what of the path of a GPU can be run without one, and what that cannot show
 #
+# Threads that wait sleep: else, beside one other busy process, a step of the toy takes 25 times as long.
+export OMP_WAIT_POLICY ?= passive
+
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter;
 # LOCKED=0 installs what pyproject.toml allows, not the versions of constraints.txt.
 

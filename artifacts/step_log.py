@@ -88,10 +88,9 @@ def log_step(run, groups, rewards, log, watch):
 def decoded(rollout):
     """When a sample was decoded: the engine's steps at its end; [version of weights, tokens in a
     row that they wrote]; [first, number] of forced tokens."""
-    forced = rollout.sampled.count(False)
-    return {"ended": rollout.ended,
-            "versions": [[version, len([*run])] for version, run in groupby(rollout.versions)],
-            "forced": [rollout.sampled.index(False), forced] if forced else []}
+    forced = [rollout.sampled.index(False), n] if (n := rollout.sampled.count(False)) else []
+    versions = [[version, len([*run])] for version, run in groupby(rollout.versions)]
+    return {"ended": rollout.ended, "versions": versions, "forced": forced}
 
 
 def log_evaluation(run, rollouts, correct, mean_at_k, held_out, metrics, seconds):

@@ -214,6 +214,5 @@ def load_problems(config, tokenizer, verifier, kept=None):
         known = str(error).startswith("task '")     # it names the task that it is of
         raise TaskError(f"{'' if known else f'task = {config.task!r}: '}{error}") from None
     counts |= {"train": len(train), "heldout": len(heldout | extra)}
-    return Problems(train, heldout | extra, {p.task for p in heldout.values()}, prompts,
-                    max(map(len, prompts.values())),
-                    {f"problems/{what}": count for what, count in counts.items()})
+    tasks, log = {p.task for p in heldout.values()}, {f"problems/{n}": k for n, k in counts.items()}
+    return Problems(train, heldout | extra, tasks, prompts, max(map(len, prompts.values())), log)

@@ -35,6 +35,19 @@ def test_the_wrong_python_is_one_sentence(monkeypatch, capsys):
         "scalerl.py: this Python has no torch: call .venv/bin/python, which `make` makes\n")
 
 
+@pytest.mark.parametrize("given", [None, "active"])
+def test_threads_that_wait_sleep_unless_the_user_says_otherwise(tmp_path, given):
+    """On two cores beside one other busy process a step of the toy took 10 s for .4 s: threads that
+    spin wait for one that does not run. (torch reads this as it is imported; this is no torch.)"""
+    (tmp_path / "torch.py").write_text("import os, sys\nsys.exit(os.environ['OMP_WAIT_POLICY'])\n")
+    env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "scalerl.py", "--model", "m", "--name", "none-of-these"],
+        env=env | {"PYTHONPATH": str(tmp_path)} | ({"OMP_WAIT_POLICY": given} if given else {}),
+        capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.stderr.strip() == (given or "passive")
+
+
 def test_ctrl_c_while_torch_is_imported_is_no_traceback(tmp_path):
     """That takes seconds: the moment in which people change their minds. (This torch is no torch.)
     """
