@@ -203,9 +203,9 @@ $(VENV)/torch: | $(PY)
 	$(PIP) "$(TORCH)"
 	touch $@
 
-# -e: the code runs from this checkout, and scalerl-fit too. An environment elsewhere (VENV=...), which
-# others share, is left as it is: else it would become this tree's.
-ASKED := $(if $(filter .venv,$(VENV)),pyproject.toml constraints.txt)
+# -e: the code runs from this checkout, and scalerl-fit too. An environment elsewhere (VENV=..., or a
+# link), which others share, is left as it is: else it would become this tree's.
+ASKED := $(if $(filter .venv,$(VENV)),$(if $(shell test -L .venv || echo own),pyproject.toml constraints.txt))
 $(VENV)/base: $(ASKED) | $(VENV)/torch
 	$(PIP) -e ".[train]"
 	touch $@

@@ -151,6 +151,23 @@ def test_every_command_of_the_trees_page_has_what_it_needs(tree):
     assert {"toy", "demo", "grade", "submit"} <= {*commands}
 
 
+def test_an_environment_that_is_a_link_is_others_too_and_nothing_is_installed(tree, tmp_path):
+    """The guide has one for a class: an installation would make it this student's."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_bytes((tree / name).read_bytes())
+    shared, checks = tmp_path / "shared", tmp_path / "course" / "checks"
+    (shared / "bin").mkdir(parents=True)
+    checks.mkdir(parents=True)
+    (checks / "test_2.py").touch()
+    for name in ("bin/python", "torch", "base", "test"):
+        (shared / name).touch()
+        os.utime(shared / name, (1, 1))             # older than the tree
+    (tmp_path / ".venv").symlink_to(shared)
+    done = subprocess.run(["make", "-n", "check", "EX=2"], cwd=tmp_path, text=True,
+                          capture_output=True)
+    assert done.returncode == 0 and "pytest" in done.stdout and "install" not in done.stdout
+
+
 @pytest.mark.days(4, turn=0)
 def test_a_tree_that_holds_work_is_not_overwritten(tmp_path):
     folder = tmp_path / "student"
