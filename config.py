@@ -36,7 +36,7 @@ class Config:
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
                                         # cannot be used (unreadable right answer, long prompt),
                                         # or of the first values of your own reward function
-    instruction: str = ""               # ours; stands before every question
+    instruction: str = ""               # ours; the system message, or stands before each question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
     think_close: str = "</think>"       # paper; the verifier reads what follows it, else all
@@ -105,7 +105,7 @@ class Config:
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
-    micro_batch_tokens: int = 8192      # ours; in one forward pass, or one longer sample; the
+    micro_batch_tokens: int = 8192      # ours; of one forward pass (a longer sample: alone); the
                                         # result is the same, but for rounding
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile; auto: on a GPU
