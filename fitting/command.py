@@ -19,7 +19,7 @@ from fitting.readers import metric, read_curves
 
 ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/demo                                 # verdict, law, intervals, picture
-    python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
+    python fit.py runs/demo --predict 5e12 --target 0.9     # what compute buys; what a reward costs
     python fit.py runs/new --until 0.3 --like runs/old      # what an earlier run of its kind adds
     python fit.py runs/new --until 0.3 --by-problem         # from the counts of single problems
     python fit.py ours=runs/s1,runs/s2 grpo=runs/g1 --out compared.png    # recipes; pooled seeds"""
