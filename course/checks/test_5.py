@@ -214,6 +214,9 @@ def drive(k, P, rng, steps=40):
             assert started <= (k + 1) * P, (
                 f"may_admit still says yes after {started} groups have started. Does admit keep "
                 "each group in self.groups, under an id of its own?")
+        assert len(pacer.groups) <= (k + 1) * P, (        # else this loop would not end
+            f"{len(pacer.groups)} groups are outstanding, at most {(k + 1) * P} may be: a finished "
+            "group is outstanding until a step takes it.")
         taken = pacer.take(version)
         if taken is not None:
             lags += [version - g.start for g in taken]
