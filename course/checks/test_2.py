@@ -157,16 +157,18 @@ def test_odd_batches_are_no_special_case(norm):
 
 
 def test_a_reward_of_nan_is_refused_and_named():
-    rewards = some_rewards()
-    rewards[4, 3] = math.nan
-    try:
-        found = advantages(rewards)
-    except ValueError as error:
-        assert "4" in str(error) and "3" in str(error), (
-            f"the reward of prompt 4, sample 3 is nan, and the error does not name it: {error}")
-    else:
-        raise AssertionError("a reward of nan passes in silence, and "
-                             f"{int(found.isnan().sum())} advantages are nan: raise ValueError.")
+    for bad in (math.nan, math.inf):
+        rewards = some_rewards()
+        rewards[4, 3] = bad
+        try:
+            found = advantages(rewards)
+        except ValueError as error:
+            assert "4" in str(error) and "3" in str(error), (
+                f"reward of prompt 4, sample 3 is {bad}, and the error does not name it: {error}")
+        else:
+            raise AssertionError(f"a reward of {bad} passes in silence, and "
+                                 f"{int(found.isnan().sum())} advantages are nan: raise "
+                                 "ValueError.")
 
 
 def test_an_unknown_choice_is_refused():

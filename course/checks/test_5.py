@@ -349,6 +349,7 @@ def start_groups(fake):
     (3, 99, 99, 3, "the pacer allows 3 more groups"),
     (9, 11, 99, 2, "11 slots are free and a group needs G = 4 of them: a third group would only "
                    "wait for slots, and its prompt is better chosen later"),
+    (9, 8, 99, 2, "8 slots are free, and two groups of G = 4 fit exactly"),
     (9, 99, 5, 5, "the curriculum has 5 prompts left"),
     (0, 99, 99, 0, "the pacer allows none"),
     (9, 3, 99, 0, "a group needs G = 4 slots, 3 are free")])
