@@ -23,15 +23,15 @@
 # make gpu-check the trainer on a GPU: tokens/s, MFU, memory, mismatch, in results/gpu
 # make gpu-rehearsal  what of the path of a GPU can be run without one, and what that cannot show
 #
-# Threads that wait sleep: else, beside one other busy process, a step of the toy takes 25 times as long.
-export OMP_WAIT_POLICY ?= passive
-
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter;
 # LOCKED=0 installs what pyproject.toml allows, not the versions of constraints.txt.
 
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
+# Threads that wait sleep: else, beside one other busy process, a step of the toy takes 25 times as long.
+# scalerl.py sets it by itself; this is for the toy's maker and the programs of bench and study.
+export OMP_WAIT_POLICY ?= passive
 # runs/demo, with another seed runs/demo-seed3 (mix), goes on if it was stopped; a finished one stays as
 # it is, and the next run gets a folder of its own.
 NOW    := $(shell date +%Y%m%d-%H%M%S)

@@ -101,7 +101,7 @@ class Curriculum:
 # are decoded at once (`slots`), and on who is faster (docs/metrics.md, row `lag/mean`). Lag 0 does
 # not mean ratio 1: the keys and values that a token reads may be of older weights.
 class PipelinePacer:
-    """PipelineRL-k: generation waits for no step, and no token is more than k versions old.
+    """PipelineRL-k: weights change in the middle of samples; no token is over k versions old.
 
     deadline    A group that starts at version s must be in the step on weights s + k, or in an
                 earlier one. It is outstanding from its start until a step consumes it.
@@ -274,7 +274,7 @@ class Policy(torch.nn.Module):
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # the layers that FSDP2 shards
         if dtype == torch.bfloat16:
-            packed.round_between_products(model, dtype)     # as vLLM does: without lag π is μ
+            packed.round_between_products(model, dtype)     # where vLLM rounds to bf16
 
     def forward(self, rollouts):
         """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; T is the

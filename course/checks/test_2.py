@@ -156,7 +156,7 @@ def test_odd_batches_are_no_special_case(norm):
     assert whole.is_floating_point(), f"whole-number rewards give {whole.dtype}: make them float."
 
 
-def test_a_reward_of_nan_is_refused_and_named():
+def test_a_reward_that_is_not_finite_is_refused_and_named():
     for bad in (math.nan, math.inf):
         rewards = some_rewards()
         rewards[4, 3] = bad
