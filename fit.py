@@ -276,7 +276,7 @@ def points_to_fit(C, R, R0, law, c_min, c_max):
 
 @dataclass(frozen=True)
 class Fit:
-    """One fitted curve with its uncertainty and the reasons to doubt it."""
+    """One fitted curve with its uncertainty."""
     A: float
     B: float
     C_mid: float
@@ -289,7 +289,6 @@ class Fit:
     R: np.ndarray = field(repr=False)       # (n,)
     pool: tuple = field(repr=False)         # Replicates of this law and, if in POOLED, the other
     rivals: dict              # as from compare_laws: the other law, then "constant"
-    warnings: tuple = ()      # sentences
 
     def curve(self, C):
         """The fitted law at C (any shape)."""
@@ -395,43 +394,20 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), rivals)
     if fit.no_interval:                       # a flat curve: every B and every C_mid fits
         pool[0].draws[:, 1:3] = np.nan
-    return replace(fit, warnings=tuple(diagnostics(fit)))
+    return fit
 
 
-# ---------------------------------------------------------------------------- 5. reasons to doubt
-def falls(fit):
-    """(last mean, best mean, k) if the last mean of k neighbors is below the best by over 0.02 and
-    3 standard errors, else None. k: n / 5, at least 3. Of a short run step 0 counts too."""
-    R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
-    k = max(3, R.size // 5)
-    means = np.convolve(R, np.ones(k) / k, "valid")
-    sigma = np.median(np.abs(np.diff(R))) / 0.954           # .954 = .6745 sqrt(2)
-    fallen = R.size >= 2 * k and means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k))
-    return (means[-1], means.max(), k) if fallen else None
+# ------------------------------------------------------------------------------ 5. prediction
+# Three parameters fit any rising run: a small error on the fitted evaluations proves nothing. Two
+# forecasts without a law stand beside: the last value carried forward, and a line.
+def line_at(C, R, C_at):
+    """The line in log C through the last half of the amounts of compute after step 0, three at
+    least, at C_at (k,) -> (k,); it may leave [0, 1]. It needs two amounts."""
+    amounts = np.unique(C[C > 0])                             # step 0 has no logarithm
+    late = C >= amounts[-max(3, amounts.size // 2):][0]
+    return np.polyval(np.polyfit(np.log(C[late]), R[late], 1), np.log(C_at))
 
 
-def diagnostics(fit):
-    """The reasons to doubt a fit: sentences, with their numbers. The rules are ours."""
-    if fit.no_interval:
-        yield f"no interval: {fit.no_interval}"
-    if found := falls(fit):
-        yield (f"the reward falls at the end: {found[0]:.3f} over the last {found[2]} evaluations, "
-               f"{found[1]:.3f} at its best; no law here describes that")
-    if fit.R0_from == "fitted" and fit.C[0] > 0:
-        yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
-    # The noise of a good fit is independent: neighbors correlate at about -3 / n +- 1 / sqrt(n).
-    rho = min(autocorrelation(fit.R - fit.curve(fit.C)) + 3 / fit.n, 1)
-    if fit.n >= 10 and fit.rmse > 1e-6 and rho > 2 / np.sqrt(fit.n):
-        yield (f"the residuals have a trend (neighbors correlate at {rho:.2f}): the law misses "
-               "part of the shape, or the noise lasts")
-    end, promised = fit.C[-1], fit.A - fit.curve(fit.C[-1])
-    if fit.law != "power" and end < 2 * fit.C_mid and promised > 0.1 * (fit.A - fit.R0):
-        yield (f"the data end at {end:.3g}, before 2 C_mid = {2 * fit.C_mid:.3g}: the bend towards "
-               "the ceiling has hardly been seen")
-
-
-# ------------------------------------------------------------------------------ 6. prediction
-# Three parameters fit any rising run: a small error on the fitted evaluations proves nothing.
 def held_out(C, R, early):
     """How well `early`, fitted to the first part of C, R (n,), in order of compute, predicted the
     rest, and how well the naive forecast did: the last three fitted ones carried forward."""

@@ -19,6 +19,7 @@ from scipy.optimize import OptimizeWarning, curve_fit, least_squares
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import fit  # noqa: E402  (the file beside this folder, not this one)
+from fitting.forecast import doubts  # noqa: E402
 
 R0 = 0.35
 POOLED, RHO_MAX = fit.POOLED, fit.RHO_MAX
@@ -86,7 +87,7 @@ def truths(runs=120, replicates=100):
                         mean, low, high = f.predict(2 * C[-1])
                         held += [low <= later <= high, high - low]
                     rows.append((abs(mean - later), abs(R[-3:].mean() - later), *held,
-                                 any("have a trend" in w for w in f.warnings),
+                                 any("have a trend" in w for w in doubts(f)),
                                  f.rivals["stretched"]["delta_aic"] < -fit.RIVAL))
                 share, middle = np.mean(rows, 0), np.median(rows, 0)
                 held = "  ".join(f"{share[i]:6.1%} +-{middle[i + 1] / 2:.3f}" for i in (2, 4, 6))
@@ -104,7 +105,7 @@ def answers(runs=60, replicates=100):
         for n in (1000, 4000, 16_000):
             fits = [fit.fit_curve(*noisy(truth, "binomial", 24, seed, answers=n)[:2],
                                   bootstrap=replicates, seed=seed) for seed in range(runs)]
-            trend = np.mean([any("have a trend" in w for w in f.warnings) for f in fits])
+            trend = np.mean([any("have a trend" in w for w in doubts(f)) for f in fits])
             law = np.mean([f.rivals["stretched"]["delta_aic"] < -fit.RIVAL for f in fits])
             print(f"{trend:10.0%} | {law:4.0%} ", end="", flush=True)
         print()

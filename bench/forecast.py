@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import public
 from bench.public import before, moved
-from fit import LAST, BadInput, fit_curve, held_out, interval
-from fitting.forecast import judge, line_at
+from fit import LAST, BadInput, fit_curve, held_out, interval, line_at
+from fitting.forecast import judge
 from fitting.like import disagree, fit_like, learn
 from fitting.problems import by_problem, read_counts
 from fitting.readers import read_curves

@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit as law
 import fitting.forecast
-from fit import BadInput, fit_curve
-from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge, line_at
+from fit import BadInput, fit_curve, line_at
+from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge
 
 HERE = Path(__file__).parent.parent / "results" / "public"
 CUTS = (0.3, 0.5)

@@ -21,12 +21,11 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/demo                                 # verdict, law, intervals, picture
     python fit.py runs/demo --predict 5e12 --target 0.9     # what compute buys; what a reward costs
     python fit.py runs/new --until 0.3 --like runs/old      # what an earlier run of its kind adds
-    python fit.py runs/new --until 0.3 --by-problem         # from the counts of single problems
     python fit.py ours=runs/s1,runs/s2 grpo=runs/g1 --out compared.png    # recipes; pooled seeds"""
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
-header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
-steps if every step costs the same, as 0.4 GPU-hours: --x step --x-scale 0.4
+header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe.
+If every step costs the same, as .4 GPU-hours: --x step --x-scale .4
 Read the verdict first, then --why. --until is the test that counts. Exit codes: 0; 2: bad input"""
 
 
@@ -65,32 +64,30 @@ def ahead_lines(fit, predict, target):
     if target is not None:
         C, draws = fit.compute_for(target), np.concatenate([
             compute_needed(each.law, target, *each.draws.T) for each in fit.pool])
-        best = f"{fit.R.max():.3f} was measured, above the curve's ceiling"
-        why = best if fit.R.max() >= target else fit.no_interval
-        yield (f"to reach {target:g} takes compute {C:.3g} {span(*interval(draws))}"
-               if np.isfinite(C) else f"no forecast of {target:g}: {why}" if why else
-               f"the curve never reaches {target:g}: its ceiling is {with_interval(fit, 'A')}")
+        why = fit.no_interval or f"the curve's ceiling is {with_interval(fit, 'A')}"
+        yield (f"to reach {target:g} takes compute {C:.3g} {span(*interval(draws))}" if C < np.inf
+               else f"no forecast of {target:g}: {why}; the best evaluation has {fit.R.max():.3f}")
 
 
 def report_run(args, refit, curve, prior=None):
-    """Fit one run and print what it tells -> {label: Fit}, warnings, the Fit that was judged. The
-    verdict is about the last evaluations, with --until; else about twice the compute so far."""
+    """Fit one run and print what it tells -> {label: Fit}, the Fit that was judged. The verdict is
+    about the last evaluations, with --until; else about twice the compute so far."""
     label, C, R, cut = curve.label, curve.C, curve.R, None
     judged = fit = refit(C, R)
-    fits, warnings, lines = {label: fit}, [*fit.warnings], []
+    fits, lines = {label: fit}, []
     ahead, where = np.full(LAST, 2 * C[-1]), "at twice the compute"
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
         judged = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
         ahead, where = C[C > cut][-LAST:], "at the end"
-        lines += held_out_lines(held_out(C, R, judged), judge(judged, ahead)["value"])
-        warnings += [f"up to {cut:.3g}: {warning}" for warning in judged.warnings]
+    alone, judged = judged, fit_like(judged, prior) if prior else judged
+    later = cut and held_out(C, R, judged)      # before `judge`: it refuses a cut with nothing left
+    told = judge(judged, ahead)
     if prior:
-        like = fit_like(judged, prior)
-        lines = held_out_lines(held_out(C, R, like), judge(like, ahead)["value"]) if cut else []
-        lines[:0] = filter(None, [disagree(judged, like), "without earlier runs: "
-                                  + verdict_line(judge(judged, ahead), where)])
-        judged, where = like, f"{where} (with earlier runs)"
+        lines += filter(None, [disagree(alone, judged), "without earlier runs: "
+                               + verdict_line(judge(alone, ahead), where)])
+        where += " (with earlier runs)"
+    lines += held_out_lines(later, told["value"]) if cut else []
     if args.by_problem:
         lines.insert(0, by_problem_lines(curve, args.x_scale, cut, [*fits.values()][-1]))
     lines += ["of the whole run: " * bool(cut) + line for line in ahead_lines(
@@ -102,8 +99,8 @@ def report_run(args, refit, curve, prior=None):
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
           f"({fit.R0_from}); mean of the last {min(LAST, R.size)} evaluations "
           f"{R[-LAST:].mean():.3f}", *(f"  note: {note}" for note in curve.notes),
-          verdict_line(judge(judged, ahead), where), *lines, sep="\n")
-    return fits, [f"warning: {label}: {warning}" for warning in warnings], judged
+          verdict_line(told, where, args.why), *lines, sep="\n")
+    return fits, judged
 
 
 def arguments(argv):
@@ -129,15 +126,14 @@ def arguments(argv):
     plan("--apart", type=float, metavar="D", help="in place of --plan: to tell two recipes D apart")
     add("--answers", type=float, metavar="N", help="problems x samples of one: the least noise")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
-    add("--why", action="store_true", help="the rival laws and all warnings")
+    add("--why", action="store_true", help="all reasons to doubt; the rival laws")
     add("--out", metavar="FILE", help="picture (.png, .pdf, .svg); `none`; of one run curve.png")
     args = p.parse_args(argv)
-    for n, low in dict(plan=1e-4, apart=1e-4, answers=1, predict=0, target=0, bootstrap=0).items():
+    for n, low, high in (("plan", 1e-4, 1), ("apart", 1e-4, 1), ("answers", 1, 1e15),
+                         ("predict", 0, 1e300), ("target", 0, 1), ("bootstrap", 0, 1e6)):
         for value in np.ravel(getattr(args, n)):
-            if value is not None and not low <= value < np.inf:
-                raise BadInput(f"--{n} takes a number of at least {low:g}, got {value:g}")
-    if (args.target or 0) > 1:
-        raise BadInput(f"--target is a pass rate in [0, 1], got {args.target:g}")
+            if value is not None and not low <= value <= high:
+                raise BadInput(f"--{n} takes a number from {low:g} to {high:g}, got {value:g}")
     args.plan = args.apart / APART if args.apart else args.plan
     return args
 
@@ -164,24 +160,21 @@ def report(args):
     old, new = ([{*zip(each.C, each.R)} for each in runs] for runs in (earlier, curves))
     if any(one <= two or two <= one for one in old for two in new):
         raise BadInput("--like: an earlier run is the run itself, and knows its end")
-    several, fits, warnings = len(curves) > 1, {}, []
-    if several and args.by_problem:
-        raise BadInput(f"--by-problem takes one run of one task, not {len(curves)}")
+    several, fits = len(curves) > 1, {}
+    if args.by_problem and (several or curves[0].path is None):
+        raise BadInput(f"--by-problem takes one run of one task, not {len(curves)}, nor pooled")
     options = {name: getattr(args, name) for name in (
         "law", "method", "R0", "c_min", "bootstrap", "answers")}
     # A seed for each run: else replicates would move together, and differences would look sure.
     refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:
-        found, doubts, judged = report_run(args, refits[curve.label], curve, prior)
+        found, judged = report_run(args, refits[curve.label], curve, prior)
         fits |= found
-        warnings += doubts
     whole = {curve.label: fits[curve.label] for curve in curves}
     if several:
         print(*["whole runs:"] * bool(args.until), *compare_lines(curves, whole, refits), sep="\n")
-    why = [line for each in fits.items() for line in rival_lines(*each, args.why)]
-    why += warnings if args.why else [
-        f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] * bool(warnings)
-    print(*fit_table(fits), *why, sep="\n")
+    rivals = [line for each in fits.items() for line in rival_lines(*each, args.why)]
+    print(*fit_table(fits), *rivals, sep="\n")
     if args.out != "none" and (args.out or not several):
         path, part = Path(args.out or curve.picture), "with earlier runs" if prior else "first part"
         early = None if several or judged is whole[curve.label] else judged

@@ -1,20 +1,11 @@
-"""forecast.py: what the end of a run will be: a verdict, two reasons, one line; ours. Where the law
-is not usable, the forecast is the middle one of law, last value and line (results/public)."""
+"""forecast.py: what the end of a run will be: a verdict, reasons to doubt, one line. Ours."""
 import numpy as np
 
-from fit import FEW, LAST, SAME_A, BadInput, diagnostics, falls, fit_curve, interval
+from fit import FEW, LAST, SAME_A, BadInput, autocorrelation, fit_curve, interval, line_at
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
 WIDEST = 0.5                                    # a wider interval is of no use
 FALLS = "if this run does not fall (59 of 396 published ones did)"
-
-
-def line_at(C, R, C_at):
-    """The line in log C through the last half of the amounts of compute after step 0, three at
-    least, at C_at (k,) -> (k,); it may leave [0, 1]. It needs two amounts."""
-    amounts = np.unique(C[C > 0])                             # step 0 has no logarithm
-    late = C >= amounts[-max(3, amounts.size // 2):][0]
-    return np.polyval(np.polyfit(np.log(C[late]), R[late], 1), np.log(C_at))
 
 
 def with_ends(value, low, high):
@@ -23,10 +14,34 @@ def with_ends(value, low, high):
     return f"{value:.3f} {'no interval' if np.isnan(low) else f'[{low:.3f}, {high:.3f}]'}{outside}"
 
 
+def falls(fit):
+    """True if the last mean of n / 5 neighbors, 3 at least, is below the best one by over 0.02 and
+    3 standard errors. Of a short run step 0 counts too."""
+    R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
+    k = max(3, R.size // 5)
+    means = np.convolve(R, np.ones(k) / k, "valid")
+    sigma = np.median(np.abs(np.diff(R))) / 0.954           # .954 = .6745 sqrt(2)
+    return R.size >= 2 * k and means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k))
+
+
+def doubts(fit):
+    """Reasons to doubt a fit that can make a forecast; the rules are ours."""
+    if fit.R0_from == "fitted" and fit.C[0] > 0:
+        yield "no evaluation at step 0: R0 is a guess, and it moves every other number"
+    if (not fit.no_interval and fit.law != "power" and fit.C[-1] < 2 * fit.C_mid
+            and fit.A - fit.curve(fit.C[-1]) > 0.1 * (fit.A - fit.R0)):
+        yield "the bend towards the ceiling has hardly been seen"
+    # The noise of a good fit is independent: neighbors correlate at about -3 / n +- 1 / sqrt(n).
+    rho = min(autocorrelation(fit.R - fit.curve(fit.C)) + 3 / fit.n, 1)
+    if fit.n >= 10 and fit.rmse > 1e-6 and rho > 2 / np.sqrt(fit.n):
+        yield (f"the residuals have a trend (neighbors correlate at {rho:.2f}): the law misses "
+               "part of the shape, or the noise lasts")
+
+
 def judge(fit, C):
     """The forecast for the mean of evaluations at C (k,), beyond the fitted ones.
-    -> {"verdict", "reasons" (two sentences at most), "value", "law", "lo", "hi", "naive", "line"}:
-    value is what to expect, law what the curve says, with its interval"""
+    -> {"verdict", "reasons" (sentences), "value", "law", "lo", "hi", "naive", "line"}: expect value
+    (law if usable, else the middle of law, naive and line: results/public); lo and hi are of law"""
     law, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
     ends = line_at(fit.C, fit.R, C)
     line = float(np.clip(ends, 0, 1).mean())                  # told; the rule takes it as it is
@@ -42,24 +57,19 @@ def judge(fit, C):
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
     if falls(fit):
         verdict, reasons = LAST_VALUE, ["the reward falls, and no law here does", *reasons]
-    if fit.R0_from == "fitted" and fit.C[0] > 0:
-        reasons.append("no evaluation at step 0: R0 is a guess")
-    if not fit.no_interval and any("the bend" in warning for warning in diagnostics(fit)):
-        reasons.append("the bend towards the ceiling has hardly been seen")
     value = law if verdict == USABLE else float(np.median([law, naive, line]))
-    return dict(verdict=verdict, reasons=reasons[:2], value=value, law=law, lo=low, hi=high,
-                naive=naive, line=line)
+    return dict(verdict=verdict, reasons=[*reasons, *doubts(fit)], value=value, law=law, lo=low,
+                hi=high, naive=naive, line=line)
 
 
-def verdict_line(told, where):
-    """What `judge` told, in one line, and a line for each reason."""
-    first, other, link = with_ends(told["law"], told["lo"], told["hi"]), "", "but"
-    if told["verdict"] != USABLE:
-        other, link = f"the curve says {first}, ", "because"
-        first = f"expect {told['value']:.3f} (middle of three)"
+def verdict_line(told, where, why=False):
+    """What `judge` told, in one line, and a line for each of two reasons, with `why` of all."""
+    curve, usable = with_ends(told["law"], told["lo"], told["hi"]), told["verdict"] == USABLE
+    first = curve if usable else f"expect {told['value']:.3f} (middle of three)"
+    other, link = ("", "but") if usable else (f"the curve says {curve}, ", "because")
     return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}the last value is "
             f"{told['naive']:.3f}, the line in log C {told['line']:.3f}"
-            + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
+            + "".join(f"\n  {link} {reason}" for reason in told["reasons"][:None if why else 2]))
 
 
 def forecast_line(C, R, end):

@@ -140,9 +140,8 @@ def read_jsonl(path):
 
 
 def read_console(text):
-    """The rows that trainers print among other text: `step:12 - a/b:0.53 - ...` (verl), or else
-    `step 12: {'reward': 0.53, ...}` (OpenRLHF, slime; TRL names no step), `Step 28 | Reward: 0.39`
-    (prime-rl; or an accuracy). Of these two the one with a reward, else the one of more rows."""
+    """Rows printed among other text: `step:12 - a/b:0.53 - ...` (verl), else `step 12: {'reward':
+    .53}` (slime; TRL: no step) or `Step 28 | Reward: .39` (prime-rl): of rewards, or more rows."""
     lines, dicts, plain, first = [], [], [], {}
     for line in re.split(r"[\r\n]", re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)):
         if found := re.search(r"\bstep:\d+ - .*", line):

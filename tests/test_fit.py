@@ -20,6 +20,7 @@ from scipy.optimize import curve_fit, least_squares
 
 import fit
 from fit import BadInput, fit_curve, sigmoid
+from fitting.forecast import doubts, falls, judge
 from made_runs import TRUTH, made
 
 ROOT = Path(__file__).parent.parent
@@ -358,7 +359,7 @@ def test_as_many_parameters_as_evaluations_give_no_interval():
     for data, options in ((made(n=4), {}), ([x[1:] for x in made(n=5)], dict(R0="fit"))):
         f = fit_curve(*data, **options, bootstrap=20)
         assert np.isnan(f.ci["A"]).all() and np.isnan(f.predict(1e5)[1:]).all()
-        assert any("too few for the parameters" in w for w in f.warnings)
+        assert "too few for the parameters" in f.no_interval
     held = fit_curve(*made(n=4), A_range=(0.6, 0.6), bootstrap=20)    # two parameters: one over
     assert np.ptp(held.ci["B"]) > 0 and not held.no_interval
 
@@ -464,7 +465,7 @@ def test_without_a_rise_there_is_no_forecast_with_an_interval():
     f = fit_curve(np.arange(30.0), R, bootstrap=20)
     if f.rivals["constant"]["delta_aic"] < fit.RIVAL:       # chance may look like a rise
         assert np.isnan(f.predict(60.0)[1:]).all() and "show no rise" in f.no_interval
-        assert any(w.startswith("no interval: a constant fits as well") for w in f.warnings)
+        assert f.no_interval.startswith("a constant fits as well")
     f = fit_curve(np.arange(30.0), np.full(30, 0.333), bootstrap=20)
     assert "show no rise" in f.no_interval and not len(f.futures([60.0]))
 
@@ -532,8 +533,8 @@ def test_intervals_hold_the_truth_when_noise_lasts():
 
 def test_the_trend_warning_knows_what_residuals_of_a_good_fit_look_like():
     """Against 0 it almost never fired, because the fit pushes the correlation below 0."""
-    fired = [sum(any("residuals have a trend" in w for w in fit_curve(
-        *noisy("sigmoid", 2, 24, seed, rho), bootstrap=0).warnings) for seed in range(20))
+    fired = [sum(any("residuals have a trend" in w for w in doubts(fit_curve(
+        *noisy("sigmoid", 2, 24, seed, rho), bootstrap=0))) for seed in range(20))
         for rho in (0.0, 0.7)]
     assert fired[0] <= 2 and fired[1] >= 10, fired
 
@@ -576,20 +577,22 @@ def bent():
 
 
 @pytest.mark.parametrize("sentence,data,options", [
-    ("before 2 C_mid", made(end=4000), {}),
-    ("R0 is fitted", (made()[0][1:], made()[1][1:]), {}),
-    ("falls at the end", collapse(), {}),
+    ("the bend towards the ceiling", made(end=4000), {}),
+    ("R0 is a guess", (made()[0][1:], made()[1][1:]), {}),
+    ("the reward falls", collapse(), {}),
     ("residuals have a trend", bent(), {}),
 ])
 def test_each_doubt_is_raised(sentence, data, options):
     """Each of these fits looks fine in a picture and is not."""
-    assert any(sentence in w for w in fit_curve(*data, **options, bootstrap=200).warnings)
+    f = fit_curve(*data, **options, bootstrap=200)
+    assert any(sentence in reason for reason in judge(f, 2 * f.C[-1:])["reasons"])
 
 
 @pytest.mark.days(6, turn=3)
 def test_good_fits_are_not_doubted():
     """Warnings that come with every fit are read by nobody: at most 1 good run in 20 gets one."""
-    doubted = [fit_curve(*made(seed=seed), bootstrap=60).warnings for seed in range(100)]
+    fits = [fit_curve(*made(seed=seed), bootstrap=60) for seed in range(100)]
+    doubted = [[*doubts(f), *(["falls"] if falls(f) else [])] for f in fits]
     assert sum(map(bool, doubted)) <= 5, [w for w in doubted if w]
 
 
@@ -626,8 +629,8 @@ def test_a_fitted_R0_uses_the_step_0_evaluation_and_does_not_ask_for_it():
     """The advice to evaluate at step 0, given to somebody who did, makes all advice doubtful."""
     C, R = made(n=21)
     f, without = fit_curve(C, R, "fit", bootstrap=20), fit_curve(C[1:], R[1:], "fit", bootstrap=20)
-    assert f.n == 21 and f.C[0] == 0 and not any("R0 is fitted" in w for w in f.warnings)
-    assert any("R0 is fitted, not measured" in w for w in without.warnings)
+    assert f.n == 21 and f.C[0] == 0 and not any("R0 is a guess" in w for w in doubts(f))
+    assert any("R0 is a guess" in w for w in doubts(without))
     assert abs(f.R0 - 0.35) < 0.01
     late = fit_curve(C, R, "fit", c_min=1500, bootstrap=20)
     assert late.C[0] == 0 and late.C[1] >= 1500        # as a measured R0 is taken from before c_min
@@ -637,7 +640,7 @@ def test_a_run_that_does_not_rise_is_not_given_a_ceiling_in_silence():
     """A curve of three parameters finds a ceiling in pure noise."""
     R = 0.4 + np.random.default_rng(2).normal(0, 0.01, 25)
     f = fit_curve(np.arange(25.0), R, bootstrap=20)
-    assert any("a constant fits as well" in w for w in f.warnings)
+    assert "a constant fits as well" in f.no_interval
     flat = f.n * np.log(f.R.var() / f.rmse ** 2) + 2 * (1 - 3)
     assert f.rivals["constant"]["delta_aic"] == pytest.approx(flat, rel=1e-3)
     assert f.rivals["constant"]["A"] == pytest.approx(f.R.mean())

@@ -168,7 +168,7 @@ def test_a_run_without_a_rise_is_promised_none_by_problem(tmp_path, capsys):
 @pytest.mark.parametrize("cut", [["--until", "0.3"], ["--bootstrap", "0"]])
 def test_a_forecast_by_problem_needs_no_interval_of_the_law(cut, tmp_path, capsys):
     """Three evaluations are enough for it, and it draws for itself."""
-    C, right, *_ = made(n=12)
+    C, right, *_ = made(N=1000, n=12)       # of 300 problems, one in 75 shows no rise by 30%
     write(tmp_path / "evals.jsonl", C, right, 6)
     assert main([str(tmp_path), "--by-problem", "--out", "none", *cut]) == 0
     assert "by problem: 0." in capsys.readouterr().out
@@ -213,4 +213,4 @@ def test_two_evaluations_are_too_few_and_two_runs_too_many(tmp_path, capsys):
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--by-problem"]) == 2
     assert "--by-problem takes one run of one task, not 2" in capsys.readouterr().err
     assert main([f"{tmp_path / 'a'},{tmp_path / 'b'}", "--by-problem", "--out", "none"]) == 2
-    assert "--by-problem takes one run, not several that are pooled" in capsys.readouterr().err
+    assert "--by-problem takes one run of one task, not 1, nor pooled" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import fit
 from fit import fit_curve, law_at
 from fitting import forecast
 from fitting.command import main
-from fitting.forecast import forecast_line, judge
+from fitting.forecast import doubts, forecast_line, judge
 from made_runs import made, write_run
 
 
@@ -78,7 +78,6 @@ def test_a_forecast_is_usable_where_the_law_is_nearer_to_the_line_than_to_the_la
             assert (told["verdict"] == forecast.USABLE) == (agree and not wide)
             seen.add((told["verdict"], agree, told["reasons"][:1] == [
                 "the line is no nearer to the curve than the last value is"]))
-        assert len(told["reasons"]) <= 2
     assert {(forecast.USABLE, True, False), (forecast.RANGE, False, True)} <= seen
 
 
@@ -132,10 +131,10 @@ def test_a_curve_at_its_ceiling_has_seen_its_bend():
     rng = np.random.default_rng()
     R = np.where(C > 11, 0.75, 0.2) + rng.normal(0, 0.01, 21)
     f = fit_curve(C, R, bootstrap=60)
-    assert f.C[-1] < 2 * f.C_mid and not any("the bend" in warning for warning in f.warnings)
+    assert f.C[-1] < 2 * f.C_mid and not any("the bend" in doubt for doubt in doubts(f))
     assert not any("the bend" in reason for reason in judge(f, np.full(5, 40.0))["reasons"])
     early = fit_curve(*made(2400, n=21, sd=0.002, seed=rng), bootstrap=60)
-    assert any("the bend" in warning for warning in early.warnings)
+    assert any("the bend" in doubt for doubt in doubts(early))
     assert any("the bend" in reason for reason in judge(early, np.full(5, 16_000.0))["reasons"])
 
 
@@ -163,12 +162,12 @@ def test_the_line_in_log_C_is_least_squares_over_the_last_half():
     C, R = np.concatenate([[0], np.sort(rng.uniform(1, 9, 11))]), rng.uniform(0.2, 0.9, 12)
     x = np.stack([np.ones(5), np.log(C[-5:])], 1)
     a, b = np.linalg.lstsq(x, R[-5:], rcond=None)[0]
-    found = forecast.line_at(C, R, np.array([12.0, 15.0]))
+    found = fit.line_at(C, R, np.array([12.0, 15.0]))
     assert found == pytest.approx(a + b * np.log([12, 15]))
     # Pooled seeds measure at the same amounts: half of the amounts, with all that is there.
     C, R = np.repeat([0, 1, 2, 4, 8], 3), rng.uniform(0.2, 0.9, 15)
     slope, at_1 = np.polyfit(np.log([2] * 3 + [4] * 3 + [8] * 3), R[-9:], 1)
-    assert forecast.line_at(C, R, np.array([9.0])) == pytest.approx(slope * np.log(9) + at_1)
+    assert fit.line_at(C, R, np.array([9.0])) == pytest.approx(slope * np.log(9) + at_1)
 
 
 def test_a_line_that_leaves_the_range_confirms_no_curve(monkeypatch):
