@@ -296,8 +296,9 @@ def same_text(part, gold, question=""):
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, wanted.partition("_")[0])
     if RE.sorted.search(question):  # the order counts
-        found, right = (list(map(plain_number, one.split(","))) for one in (part, clean(gold)))
-        if None not in found + right and any(a[0] != b[0] for a, b in zip(found, right)):
+        found, right = ([(plain_number(one) or (one.strip(),))[0] for one in side.split(",")]
+                        for side in (part, clean(gold)))
+        if found != right and set(found) == set(right):
             return False
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
     if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):

@@ -82,19 +82,21 @@ def grade(kind, answer, parts, asked=()):
         return sandbox.run_tests(parts[0], sandbox.UnitTests(*json.loads(answer)))
     if kind in own_reward.FUNCTIONS:
         return own_reward.judge(kind, answer, parts[0])
-    if (gold := expression(answer)) is None:
+    asked = tuple(asked)  # of JSON a list
+    if (gold := expression(answer, asked)) is None:
         return "error"
-    asked = [one for one in map(expression, asked) if one is not None]
-    if "=" not in answer and answers.plain_number(answer) and any(same(gold, one) for one in asked):
+    shown = [one for one in map(expression, asked) if one is not None]
+    if "=" not in answer and answers.plain_number(answer) and any(same(gold, one) for one in shown):
         return "wrong"  # 4^5, too, is no answer to "compute 2^{10}"
-    for one in map(expression, parts):  # the first wrong one ends it: each costs milliseconds
-        if one is None or not (same(gold, one) and is_answer(one, gold, asked)):
+    for part in parts:  # the first wrong one ends it: each costs milliseconds
+        one = expression(part, asked)
+        if one is None or not (same(gold, one) and is_answer(one, gold, shown)):
             return "unreadable" if one is None else WRONG[min(2, len(parts))]
     return "correct"
 
 
 @functools.lru_cache(maxsize=1024)
-def expression(text):
+def expression(text, asked=()):
     """The SymPy expression of a LaTeX text; None if Math-Verify cannot read it."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
@@ -102,7 +104,11 @@ def expression(text):
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(
         malformed_operators=True, nits=True))
     whole = answers.RE.primed.sub(lambda x: f"{x[1]}_{{{'p' * len(x[2])}}}", answers.clean(text))
-    text = answers.RE.unit_at_end.sub("", whole)
+    unit = answers.RE.unit_at_end.search(whole)
+    rest = whole[:unit.start()] if unit else whole
+    letter = unit and answers.RE.letter.fullmatch(unit[0])  # \pi r^2 h ends in a height, no hour
+    variable = letter and (letter[1] in asked or letter[2] or answers.RE.variable.search(rest))
+    text = whole if variable else rest
     found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
     name = getattr(found[0], "name", "") if found else ""
     if len(name) > 2 and rf"\{name} " in whole:  # of "\triangle ABC" it reads "triangle" alone

@@ -650,13 +650,34 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     assert len(wrong) <= 0.01 * len(rows) * right, wrong
 
 
+@pytest.mark.parametrize(("text", "gold", "question", "right"), [
+    (r"\frac{1}{3}\pi r^2", r"\frac{1}{3}\pi r^2 h", "the volume of a cone", False),
+    (r"\frac{\pi r^2 h}{3}", r"\frac{1}{3}\pi r^2 h", "the volume of a cone", True),
+    (r"\frac{\sqrt{3}}{4}", r"\frac{\sqrt{3}}{4} s^2", "a triangle of side s", False),
+    (r"\frac{s^2\sqrt{3}}{4}", r"\frac{\sqrt{3}}{4} s^2", "a triangle of side s", True),
+    (r"\sqrt{2}\,s", r"s\sqrt{2}", "A square has side $s$.", True),
+    (r"\sqrt{2}\,s", r"\sqrt{2}", "How long does it take, in seconds?", True),
+    (r"2\pi m^2", r"2\pi", "What is the area in square meters?", True)])
+def test_a_variable_at_the_end_of_a_formula_is_no_unit(text, gold, question, right):
+    """The h of \\pi r^2 h was taken for an hour, and a cone without its height was paid."""
+    assert (verify(rf"\boxed{{{text}}}", gold, "math", question)[0] > 0) == right
+
+
+def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
+    """For Math-Verify A, B, C is a set."""
+    question = "List the parcels from lightest to heaviest."
+    for text, right in (("B, A, C", True), ("A, B, C", False)):
+        assert (verify(rf"\boxed{{{text}}}", "B, A, C", "math", question)[0] > 0) == right
+
+
 @pytest.mark.days(4)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 0, 0),
     ("eighth", 14, 2), ("ninth", 2, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 8, 1), ("fourteenth", 6, 0),
     ("sentences", 21, 2), ("fifteenth", 101, 27), ("sixteenth", 20, 0),
-    ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 15, 0)])
+    ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
+    ("twentieth", 13, 1)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
