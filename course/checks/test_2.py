@@ -182,10 +182,10 @@ def test_an_unknown_choice_is_refused():
 
 # ----------------------------------------------------------------------------------- token weights
 def some_mask():
-    """(N, T): lengths from 1 to T, with holes where a phrase was forced. Some prompts, like 1003,
+    """(N, T): lengths from 1 to T, with holes where a phrase was forced. Some prompts, like 1000003,
     have long answers; samples come back in any order, and prompts have any numbers."""
-    prompts = torch.tensor([40, 7, 1003]).repeat(5)[torch.randperm(15)]
-    top = torch.where(prompts == 1003, T + 1, 6)
+    prompts = torch.tensor([40, 7, 1_000_003]).repeat(5)[torch.randperm(15)]
+    top = torch.where(prompts == 1_000_003, T + 1, 6)
     lengths = torch.tensor([int(torch.randint(1, int(t), ())) for t in top])
     mask = torch.arange(T) < lengths[:, None]
     holes = torch.rand(15, T) < 0.2
@@ -228,8 +228,8 @@ def wrong_weights(mask, prompts, pool, pools):
             shares(mask, pool, N),
         neighbors: shares(mask, in_turn, 3),
         neighbors + " ": shares(mask, runs, runs[-1] + 1),
-        "prompt_index is used as a row number, so there seem to be 1004 prompts. Its numbers may "
-        "be any: `unique(return_inverse=True)` counts them anew.": shares(mask, pool, 1004),
+        "prompt_index is used as a row number, so there seem to be 1000004 prompts. Its numbers "
+        "may be any: `unique(return_inverse=True)` counts them anew.": shares(mask, pool, 1_000_004),
         "the last token of every sample has no weight. It is the end token: without it the model "
         "never learns to stop.": shares(mask & (mask.flip(1).cumsum(1).flip(1) > 1), pool, pools),
     }
@@ -241,12 +241,17 @@ WHERE = "See the docstring of loss.py::token_weights: one denominator for the wh
 @pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
 def test_weights_are_one_over_the_tokens_of_the_pool_over_the_number_of_pools(aggregation):
     mask, prompts = some_mask()
-    before = mask.clone()
+    before = mask.clone(), prompts.clone()
     pool, pools = {"prompt": (prompts.tolist(), 3), "sample": (list(range(15)), 15),
                    "token": ([0] * 15, 1)}[aggregation]
     truth = shares(mask, pool, pools)
-    found = token_weights(mask, prompts, aggregation=aggregation)
-    assert mask.equal(before), "token_weights has written into the mask of its caller."
+    try:
+        found = token_weights(mask, prompts, aggregation=aggregation)
+    except IndexError as error:
+        raise AssertionError(f"{error}: prompt_index holds any numbers, here up to 1000003, and no "
+                             "row numbers: `unique(return_inverse=True)` counts anew.") from None
+    assert mask.equal(before[0]), "token_weights has written into the mask of its caller."
+    assert prompts.equal(before[1]), "token_weights has written into its caller's prompt_index."
     check(f"{aggregation!r}", found, truth, wrong_weights(mask, prompts, pool, pools), WHERE)
     assert found.dtype == torch.float32, f"the weights are {found.dtype}, they must be float32."
 

@@ -185,6 +185,10 @@ def test_a_huge_ratio_makes_no_nan():
         f"log-ratios of ±90 give the terms {terms} and the gradients {slopes}. e^90 is inf, and "
         "0 · inf is nan: where no gradient passes (clipped, or Â = 0) put 0 in place of log ρ "
         "before exp, with torch.where.")
+    log_rho = torch.tensor([[25.0]], requires_grad=True)
+    objective, _ = _clipped(log_rho, torch.tensor([[-1.0]]), LOW, HIGH)
+    assert same(gradient(objective, log_rho) / -math.exp(25), [[1.0]]), (
+        "with Â < 0 a ratio of e^25 keeps its term and its gradient, -e^25: do not clamp log ρ.")
     log_pi = torch.full((1, 2), -1.0, requires_grad=True)
     objective, _ = _capped(log_pi, torch.tensor([[90.0, -90.0]]), torch.ones(1, 2), 5.0)
     assert gradient(objective, log_pi).isfinite().all(), "CISPO's cap must also hold e^90 = inf."

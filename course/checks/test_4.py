@@ -47,6 +47,8 @@ def test_zero_variance_has_a_tolerance():
         "0 their noise would be divided by its own std, and become advantages of size one.")
     assert not zero_variance(almost)[1], "0.5 and 0.501 differ: the tolerance is 1e-6."
     assert zero_variance(almost, tol=1e-2).tolist() == [True, True], "`tol` is not used."
+    assert zero_variance(torch.full((1, 3), 0.5), tol=0.0)[0], (
+        "with tol = 0, equal rewards differ by exactly tol: they may differ by at most tol (<=).")
     spread = torch.tensor([[0.0, 0, 0, 0, 0, 0, 0, 0, 1.5e-6]])
     assert not zero_variance(spread)[0], (
         "the tolerance is for the largest minus the smallest reward, not for their std.")

@@ -127,6 +127,9 @@ def test_R0_given_fitted_or_unused():
     logistic = points_to_fit(C6, R6, None, "logistic", 0.0, np.inf)
     assert logistic[0].size == 8 and logistic[3] == "step 0", (
         "The logistic law has begun to rise at C = 0: those evaluations are fitted as well.")
+    late = points_to_fit(C6, R6, None, "logistic", 15.0, np.inf)[0]
+    assert late.min() == 20, (
+        f"With c_min = 15 the logistic law fits C = {late}: only a fitted R0 is exempt from c_min.")
 
 
 # -- Search.at -------------------------------------------------------------------------------------
@@ -243,7 +246,12 @@ def test_the_search_finds_the_deepest_valley():
         R = R0 + gain / (1 + (C_mid / C) ** B) + rng.normal(0, rng.choice([0.003, 0.03]), n)
         R = np.clip(R, 0, 1)
         search = search_of(C, R0)
-        (A, B, C_mid, _), _ = search.solve(R, R0, search.starts(R, R0))
+        starts = search.starts(R, R0)
+        places = {round(math.sin(row[0]), 6) for row in starts}
+        assert len(places) == 4, (
+            f"In run {trial} the four starts have {len(places)} different C_mid: the best four "
+            "nodes of a table are often neighbors. Take the best of each C_mid.")
+        (A, B, C_mid, _), _ = search.solve(R, R0, starts)
         sse = ((R - R0 - (A - R0) / (1 + (C_mid / C) ** B)) ** 2).sum()
         nodes = np.geomspace(C[0] / 100, C[-1] * 10, 200)[:, None, None]
         g = 1 / (1 + (nodes / C) ** np.geomspace(0.1, 20, 70)[:, None])

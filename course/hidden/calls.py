@@ -14,12 +14,12 @@ def tensors(*arrays, grad=False):
 
 
 def refused(call):
-    """The error of a call that must be refused, [type, text]; None if it went through."""
+    """The error of a call that must be refused, [type, text]; or that it went through."""
     try:
         call()
     except Exception as error:
         return [type(error).__name__, str(error)[:300]]
-    return None
+    return ["no error", "it went through"]
 
 
 def answered(function, *inputs, **settings):
