@@ -182,7 +182,7 @@ def test_an_unknown_choice_is_refused():
 
 # ----------------------------------------------------------------------------------- token weights
 def some_mask():
-    """(N, T): lengths from 1 to T, with holes where a phrase was forced. Some prompts, like 1000003,
+    """(N, T): lengths from 1 to T, with holes where a phrase was forced. Prompts, like 1000003,
     have long answers; samples come back in any order, and prompts have any numbers."""
     prompts = torch.tensor([40, 7, 1_000_003]).repeat(5)[torch.randperm(15)]
     top = torch.where(prompts == 1_000_003, T + 1, 6)
@@ -229,7 +229,7 @@ def wrong_weights(mask, prompts, pool, pools):
         neighbors: shares(mask, in_turn, 3),
         neighbors + " ": shares(mask, runs, runs[-1] + 1),
         "prompt_index is used as a row number, so there seem to be 1000004 prompts. Its numbers "
-        "may be any: `unique(return_inverse=True)` counts them anew.": shares(mask, pool, 1_000_004),
+        "may be any: `unique(return_inverse=True)` counts them.": shares(mask, pool, 1_000_004),
         "the last token of every sample has no weight. It is the end token: without it the model "
         "never learns to stop.": shares(mask & (mask.flip(1).cumsum(1).flip(1) > 1), pool, pools),
     }
