@@ -255,7 +255,7 @@ def table(told):
     yield f"{'all':<62}{told['points']:>6} / {told['of']:>3}"
     yield from (f"note: {note}" for note in told["notes"])
     if any(part["why"] for row in told["exercises"] for part in row["parts"]):
-        yield "what a mistake is, `make check EX=N` says better, in the student's tree"
+        yield "in the student's tree `make check EX=N` may tell what the mistake is"
     yield f"seed {told['seed']}: `make grade SEED={told['seed']}` draws the same inputs"
 
 

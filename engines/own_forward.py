@@ -7,7 +7,7 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
     generation   one cache for each group, whose samples grow together: nothing is padded. The
                  cost: a forward pass for each group, not one for all.
 
-About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest."""
+Slower than the packed way: docs/models.md says why. Axes: n rows, T tokens of the longest."""
 from types import SimpleNamespace
 
 import torch
