@@ -8,10 +8,11 @@
     python bench/forecast.py --settings                 what the third round was chosen from
 
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
-and the right samples of each held-out problem, a digit each. Printed are, for each group of runs
+and the right samples of each of k of each held-out problem, as digits of base k + 1 after a 1,
+written as one number of base 36. Printed are, for each group of runs
 and each cut, the mean absolute error for the last five evaluations and how many 90% intervals hold:
-of fit.py (intervals as they were from the third to the ninth round; "before": until then), of the
-naive forecast (the last three fitted evaluations carried forward), of a line in log(compute), of
+of fit.py (intervals as they were from the third to the ninth round, of the eleventh's runs as they
+are today; "before": until the third), of the naive forecast (the last three fitted evaluations carried forward), of a line in log(compute), of
 fit.py with one earlier run (`--like`), of the model of single problems.
 """
 import argparse
@@ -41,7 +42,7 @@ FIRST_ROUND = range(20, 25)                 # seeds of the study's runs that the
 ANSWERS = {"mix": 1024, "smollm2": 320}     # problems times samples of an evaluation; others 512
 KEPT = Path(__file__).parent.parent / "results/forecast/evals.csv"
 CUTS = (0.3, 0.5)
-THIRD = range(70, 74)
+ROUNDS = {range(70, 74): ", third round", range(90, 93): ", eleventh round"}      # by seeds
 
 
 def keep(folders):
@@ -53,10 +54,18 @@ def keep(folders):
         (curve,) = read_curves([str(folder)])
         C, right, k = read_counts(folder)
         assert np.array_equal(C, curve.C) and k < 10
-        rows += [[Path(folder).name, f"{c:.0f}", rate, k, "".join(map(str, row))]
+        rows += [[Path(folder).name, f"{c:.0f}", rate, k, packed(row, k)]
                  for c, rate, row in zip(C, curve.R, right)]
     with open(KEPT, "w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def packed(counts, k):
+    return np.base_repr(int("1" + "".join(map(str, counts)), k + 1), 36)
+
+
+def unpacked(text, k):
+    return [*map(int, np.base_repr(int(text, 36), k + 1)[1:])]
 
 
 def read():
@@ -70,14 +79,15 @@ def read():
         *re.sub(r"-toy\d+", "", run).rpartition("-seed"), run))
     return {run: (np.array([float(row["compute/flops"]) for row in runs[run]]),
                   np.array([float(row["pass_rate"]) for row in runs[run]]),
-                  np.array([[*map(int, row["right"])] for row in runs[run]]),
+                  np.array([unpacked(row["right"], int(row["samples"])) for row in runs[run]]),
                   int(runs[run][0]["samples"])) for run in order}
 
 
-def measure(run, C, R, right, k, cut, earlier, stranger):
+def measure(run, C, R, right, k, cut, earlier, stranger, of_then=moved):
     """The forecasts of one run at one cut -> {what: (error, low, high)}, and what else is told.
-    earlier, stranger: (C, R) of a run of the same group and of another."""
-    early = moved(fit_curve(C, R, c_max=cut * C[-1]))
+    earlier, stranger: (C, R) of a run of the same group and of another. of_then makes a Fit one
+    with the interval of its round."""
+    early = of_then(fit_curve(C, R, c_max=cut * C[-1]))
     seen, told = C <= early.C[-1], held_out(C, R, early)
     ahead, measured = C[~seen][-LAST:], told["measured"]
     with before():
@@ -266,20 +276,21 @@ def main():
         keep(args.keep)
     runs = read()
     groups = {}
-    for run in runs:                                    # the third round's seeds are 70 to 73
-        name = run.partition("-toy")[0].partition("-seed")[0]
-        third = int(run.rpartition("seed")[2]) in THIRD
-        groups.setdefault(name + ", third round" * third, []).append(run)
+    for run in runs:
+        name, seed = run.partition("-toy")[0].partition("-seed")[0], int(run.rpartition("seed")[2])
+        of_round = [told for seeds, told in ROUNDS.items() if seed in seeds] or [""]
+        groups.setdefault(name + of_round[0], []).append(run)
     for name, members in groups.items():
-        kind, comma, third = name.partition(", ")
+        kind, comma, of_round = name.partition(", ")
         other = "calm" if kind == "demo" else "demo"
-        others = groups.get(other + comma + third) or groups[other]
+        others = groups.get(other + comma + of_round) or groups[other]
+        of_then = (lambda fit: fit) if of_round == "eleventh round" else moved
         for cut in CUTS:
             rows, refused = [], []
             for i, run in enumerate(members):
                 try:
                     rows.append(measure(run, *runs[run], cut, runs[members[i - 1]][:2],
-                                        runs[others[i % len(others)]][:2]))
+                                        runs[others[i % len(others)]][:2], of_then))
                 except BadInput as error:
                     refused.append(f"{run}: {error}")
             print(f"\n{name}, cut {cut}, n = {len(rows)}", *refused, sep="\n  refused: ")
