@@ -277,8 +277,8 @@ def main():
     runs = read()
     groups = {}
     for run in runs:
-        name, seed = run.partition("-toy")[0].partition("-seed")[0], int(run.rpartition("seed")[2])
-        of_round = [told for seeds, told in ROUNDS.items() if seed in seeds] or [""]
+        name, _, seed = re.sub(r"-toy\d+", "", run).rpartition("-seed")
+        of_round = [told for seeds, told in ROUNDS.items() if int(seed) in seeds] or [""]
         groups.setdefault(name + of_round[0], []).append(run)
     for name, members in groups.items():
         kind, comma, of_round = name.partition(", ")
