@@ -12,8 +12,9 @@ and the right samples of each of k of each held-out problem, as digits of base k
 written as one number of base 36. Printed are, for each group of runs
 and each cut, the mean absolute error for the last five evaluations and how many 90% intervals hold:
 of fit.py (intervals as they were from the third to the ninth round, of the eleventh's runs as they
-are today; "before": until the third), of the naive forecast (the last three fitted evaluations carried forward), of a line in log(compute), of
-fit.py with one earlier run (`--like`), of the model of single problems.
+are today; "before": until the third), of the naive forecast (the last three fitted evaluations
+carried forward), of a line in log(compute), of fit.py with one earlier run (`--like`), of the model
+of single problems.
 """
 import argparse
 import csv
