@@ -25,5 +25,12 @@ def tree(process):
         return []
 
 
+def ended(process):
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:            # it has ended between the two questions
+        return True
+
+
 def gone(processes):
-    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
+    return all(map(ended, processes))

@@ -15,7 +15,7 @@ import time
 import psutil
 import pytest
 from conftest import ROOT
-from processes import LIMIT_S, gone, tree, until
+from processes import LIMIT_S, ended, gone, tree, until
 
 from scaleout.supervise import Child
 
@@ -69,8 +69,7 @@ def launcher(folder, trainer, *servers, others=()):
     try:
         yield process
     finally:
-        left = [p for p in {*process.seen, *tree(process)} if p.is_running()
-                and p.status() != psutil.STATUS_ZOMBIE]
+        left = [p for p in {*process.seen, *tree(process)} if not ended(p)]
         for p in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 p.kill()
