@@ -8,13 +8,12 @@
     python bench/forecast.py --settings                 what the third round was chosen from
 
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
-and the right samples of each of k of each held-out problem, as digits of base k + 1 after a 1,
-written as one number of base 36. Printed are, for each group of runs
-and each cut, the mean absolute error for the last five evaluations and how many 90% intervals hold:
-of fit.py (intervals as they were from the third to the ninth round, of the eleventh's runs as they
-are today; "before": until the third), of the naive forecast (the last three fitted evaluations
-carried forward), of a line in log(compute), of fit.py with one earlier run (`--like`), of the model
-of single problems.
+and how many of the k samples of each held-out problem were right (`packed`). Printed are, for each
+group of runs and each cut, the mean absolute error for the last five evaluations and how many 90%
+intervals hold: of fit.py (intervals as they were from the third to the ninth round, of the
+eleventh's runs as they are today; "before": until the third), of the naive forecast (the last three
+fitted evaluations carried forward), of a line in log(compute), of fit.py with one earlier run
+(`--like`), of the model of single problems.
 """
 import argparse
 import csv
@@ -62,6 +61,8 @@ def keep(folders):
 
 
 def packed(counts, k):
+    """Counts from 0 to k, as the digits of one number of base k + 1 after a 1; written in base 36,
+    which takes half of the bytes."""
     return np.base_repr(int("1" + "".join(map(str, counts)), k + 1), 36)
 
 

@@ -91,7 +91,7 @@ def by_problem(C, right, k, C_at, draws=100, seed=0):
 
 def by_problem_lines(curve, scale, cut, fit):
     """The forecast of a run's end from the part up to `cut` of a Curve's compute (None: of twice
-    its compute from all), and the problems never solved, in words. None if `fit` has no rise."""
+    its compute from all), and the problems never solved, in words."""
     C, right, k = read_counts(curve.path, curve.x.split(" times ")[0], curve.y)
     seen = C * scale <= (np.inf if cut is None else cut)
     C_at = np.full(LAST, 2 * C[-1]) if cut is None else C[~seen][-LAST:]
