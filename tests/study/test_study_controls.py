@@ -78,7 +78,9 @@ def test_a_coin_is_fair_and_a_resumed_run_tosses_alike(monkeypatch, seed):
     rewards = [run_of("random", step, monkeypatch, seed).reward([group()])[1]
                for step in range(200)]
     again = run_of("random", 150, monkeypatch, seed).reward([group()])[1]
-    assert torch.equal(rewards[150], again) and not torch.equal(rewards[0], rewards[150])
+    assert torch.equal(rewards[150], again)
+    # Seven coins fall alike in 1 of 128 pairs of steps, so one pair shows nothing.
+    assert not all(torch.equal(rewards[0], other) for other in rewards)
     share = (torch.cat(rewards) > 0).float().mean().item()
     assert abs(share - 0.5) < 5 * 0.5 / 1400 ** 0.5
 
