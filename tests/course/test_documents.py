@@ -50,6 +50,17 @@ def test_every_place_in_the_code_that_a_page_names_is_there(page):
             body = getattr(found, "body", [])
 
 
+def test_the_reading_path_names_parts_that_the_files_have():
+    """`loss.py` parts 2 to 4: these stand over rulers of the file."""
+    path = re.findall(r"^\| [0-9]+ \| (.*?) \|", (ROOT / "README.md").read_text(), re.M)
+    named = [(file, part) for cell in path for file in re.findall(r"`(\w+\.py)`", cell)
+             for numbers in re.findall(r"parts? ([0-9](?: (?:to|and) [0-9])?)", cell)
+             for part in re.findall("[0-9]", numbers)]
+    assert len(named) >= 8
+    for file, part in named:
+        assert re.search(rf"^# -+ {part}\. ", (ROOT / file).read_text(), re.M), (file, part)
+
+
 def test_there_are_twenty_questions_each_with_an_answer_and_its_place():
     questions = re.split(r"^\d+\. ", (COURSE / "questions.md").read_text(), flags=re.M)[1:]
     assert len(questions) == 20
