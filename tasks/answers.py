@@ -43,13 +43,28 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
         rf"{{{10 ** len(m[2]) * (10 ** len(m[3]) - 1)}}}")))
 
 
+def by_choice(text, gold, question):
+    """What `judged` returns, where the question shows the gold answer as the letter or the value of
+    a choice, and the text gives the other one: "C" for 9, 9 for "C". Else None."""
+    shown = RE.text.sub(r"\1", question)
+    for pair in RE.choices.findall(RE.gap.sub(" ", shown) if "\\" in question else shown):
+        for one, other in (pair, pair[::-1]):
+            if clean(one) == clean(gold):
+                parts, right = judged(text, other)
+                part = RE.text.sub(r"\1", parts[0]) if parts else ""
+                if (both := RE.lettered.fullmatch(part)) and both[1] != pair[0]:
+                    return parts, [False]  # (D) 9, where C is 9
+                same = right == [True] or parts == [clean(other)]  # of formulas
+                if same and (clean(both[2]) == clean(pair[1]) if both else (
+                        word(part) == pair[0] or not RE.choice.fullmatch(part))):
+                    return parts, [True]
+    return None
+
+
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
-    for pair in RE.choices.findall(question):  # a choice's letter and its text: either will do
-        for one, other in (pair, pair[::-1]):
-            if clean(one) == clean(gold) and (found := judged(text, other))[1] == [True] and (
-                    word(found[0][0]) == pair[0] or not RE.choice.fullmatch(found[0][0])):
-                return found
+    if found := by_choice(text, gold, question):
+        return found
     marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
         lambda found: ("\1{}\2" if found[2] else "{}").format(found[3].strip("*_`")),
         text[-LONGEST_TEXT:])).strip())

@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.answers import BOX
+from tasks.answers import BOX, RE
 from tasks.own_reward import TaskError, problems_of, text_of
 from tasks.sandbox import read_tests
 
@@ -138,17 +138,10 @@ COLUMNS = {
     "level": "level",  # a number, or a text with one: "Level 5", "3/8"
 }  # fmt: skip
 HUB = {"config": "", "split": "train"}  # of data sets
-# The usual names, in this order: MATH-500 has an answer beside its solution.
-USUAL = {"question": ("question", "problem", "prompt", "messages", "Question", "Problem"),
-         "answer": ("answer", "reward_model.ground_truth", "solution", "Answer", "ground_truth",
-                    "final_answer", "Solution")}
-# Written where there is no answer: as a gold answer, "\boxed{proof}" would score.
-NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
-# "12,5" is 12.5 to one half of the world and a list to the other.
-AMBIGUOUS = re.compile(r"\s*[-+]?[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})\s*")
 # What stands before or around the answer inside its column, and how it is told: GSM8K's, MATH's.
 MARKS = {"####": " after ####", r"\boxed": r" in the last \boxed{}"}
 PRESETS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
+USUAL = PRESETS.pop("usual")  # names of columns, by what they hold
 
 
 def read_records(name, options):
@@ -250,12 +243,12 @@ def record_problem(record, task, columns, mark):
     for role, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has no text in {columns[role]!r}: {value!r}")
-    if answer.strip(" .").lower() in NO_ANSWERS:
+    if RE.no_gold.fullmatch(answer):
         raise TaskError(f"has {answer!r} for an answer")
     if record.get("choices") or record.get("options") or (
             {"A", "B", "C"} <= record.keys() and answer.strip() in tuple("ABCDE")):
         raise TaskError("has options of multiple choice: write them into the question")
-    if kind == "math" and not mark and AMBIGUOUS.fullmatch(answer):
+    if kind == "math" and not mark and RE.ambiguous.fullmatch(answer):
         raise TaskError(f"has the answer {answer!r}: a decimal is 12.5, and a list 12, 5")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
     return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)

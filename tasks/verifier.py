@@ -70,6 +70,8 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
         return "no answer" if program is None else (kind, answer, (program,))
     if kind != "math":
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact or code")
+    if own := answers.RE.lettered.fullmatch(answers.RE.text.sub(r"\1", answers.clean(answer))):
+        answer, question = own[2], f"{question}\n({own[1]}) {own[2]}"  # \textbf{(C)}\ 9
     parts, right = answers.judged(text, answer, question)
     if None not in right or False in right:
         return "correct" if right and all(right) else WRONG[min(2, len(right))]
