@@ -34,18 +34,19 @@ class Config:
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
-                                        # cannot be used (unreadable right answer, long prompt),
-                                        # or of the first values of your own reward function
-    instruction: str = ""               # ours; the system message, or stands before each question
+                                        # (unreadable right answer, long prompt), or of your reward
+                                        # function's first values, cannot be used
+    instruction: str = ""               # ours; the system message; if the model's chat template
+                                        # has none, it stands before each question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
-    think_close: str = "</think>"       # paper; the verifier reads what follows it, else all
+    think_close: str = "</think>"       # paper; the verifier reads what follows it, or all
 
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 1000                   # ours; of the loop; the paper has thousands
-    eval_every: int = 100               # paper; steps; a checkpoint first (ours), but not at step 0
+    eval_every: int = 100               # paper; in steps; after step 0 a checkpoint first (ours)
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
@@ -84,8 +85,8 @@ class Config:
                                         # tokens of a prompt's samples, then over prompts; sample:
                                         # over a sample's, then over samples (GRPO); token: over all
     # π: the trainer's probability of a token, μ: the sampler's. "cispo" caps the ratio π/μ at
-    # eps_max; "grpo" and "dapo" clip it to 1 - eps_low .. 1 + eps_high; "gspo" clips a sequence's,
-    # which stays near 1: give it 1e-3. `policy_loss` has what these mean for the other losses.
+    # eps_max; "grpo" and "dapo" clip it to 1 - eps_low .. 1 + eps_high; "gspo" clips one ratio of a
+    # whole sequence, near 1: set both to about 1e-3. `policy_loss` has the other losses.
     loss: Literal[                      # paper; the formula alone; whole recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; μ as the sampler recorded it,
@@ -93,7 +94,8 @@ class Config:
     eps_max: float = 5.0                # ours; CISPO's cap; the paper found 4, 5 and 8 alike
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; at 1 + this; the paper's dapo: 0.26
-    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
+    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler, even of
+                                        # bf16 operands (ours)
 
     # -- optimizer (AdamW)
     lr: float = 5e-7                    # paper, constant after warm-up
@@ -101,7 +103,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); at lr 5e-7 fp32 drops it
+    weight_decay: float = 0.01          # paper; of all weights (ours); at 5e-7 fp32 rounds it off
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
@@ -109,8 +111,8 @@ class Config:
                                         # result is the same, but for rounding
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile; auto: on a GPU
-    gpus: int = -1                      # ours; 0: the CPU; -1: one if there is one, or all of them
-                                        # where several processes run
+    gpus: int = -1                      # ours; 0: the CPU; -1: all in a run of several processes,
+                                        # else one, if there is one
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
     allow_mismatch: bool = False        # ours; begin even if sampler and trainer disagree
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:

@@ -9,7 +9,8 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     C      the compute that the run has used: FLOPs, GPU-hours (the paper's) or steps
     R      the reward: the pass rate on held-out problems
     R0     the pass rate before training
-    A      the ceiling: no amount of compute brings a higher pass rate
+    A      the ceiling: no amount of compute brings a higher pass rate. A fitted ceiling of 1, the
+           end of its range, means that the data do not determine it
     B      the steepness of the rise about C_mid (the paper's "compute efficiency")
     C_mid  the compute at which half of the gain A - R0 is reached
 
@@ -25,7 +26,8 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Skip these at first, and come back where one is used. The first two are the paper's, others ours.
+# Skip these at first, and come back where one is used (SAME_A, FEW: in fitting/). The first two are
+# the paper's, others ours.
 SAME_A = 0.02             # closer ceilings count as equal (A of the paper's three seeds: +-.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
@@ -47,16 +49,14 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0 and 1/2 at C_mid. (Not so the power law. Logistic: above 0 at C = 0.)
+# reached: 0 at C = 0 and 1/2 at C_mid. (Not so the power law: it crosses R0 at C_mid, g(1) = 0.)
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
     "stretched": (lambda c, B: -np.expm1(-np.log(2) * c ** B),  # ours: 1 - 2^-(c^B)
                   lambda g, B: (-np.log1p(-g) / np.log(2)) ** (1 / B)),
-    "power": (lambda c, B: np.maximum(1 - c ** -B, -1e150),     # A.4: A - D / C^B; g^2 is finite
-              lambda g, B: (1 - g) ** (-1 / B)),                # D = (A - R0) C_mid^B; g(1) = 0
-    "logistic": (lambda c, B: expit(B * (c - 1)),         # of popular articles: g > 0 even at C = 0
-                 lambda g, B: 1 + logit(g) / B),
+    "power": (lambda c, B: np.maximum(1 - c ** -B, -1e150),     # A.4: A - D / C^B, with
+              lambda g, B: (1 - g) ** (-1 / B)),                # D = (A - R0) C_mid^B
 }
 
 
@@ -77,8 +77,8 @@ def sigmoid(C, A, B, C_mid, R0):
 
 
 def compute_needed(law, R, A, B, C_mid, R0):
-    """The C at which the law reaches R: 0 if R is not above R0 (of the power law, too, which begins
-    lower), inf if R is not below A."""
+    """The C at which the law reaches R: 0 if R <= R0 (also of the power law, which is below R0 at
+    first), else inf if R >= A."""
     with np.errstate(all="ignore"):           # outside R0 < R < A there is no inverse
         C = C_mid * LAWS[law][1](np.divide(R - R0, A - R0), B)
     return np.where(R <= R0, 0.0, np.where(R >= A, np.inf, np.maximum(C, 0)))
@@ -87,8 +87,9 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # ------------------------------------------------------------------------------ 2. least squares
 # Two tricks. (1) For given B, C_mid and R0 the law is a straight line through 0: R - R0 is A - R0
 # times g. Its best slope, hence A, has a formula and is not searched ("variable projection"). (2)
-# scipy's `leastsq` knows no bounds (but is twice as fast as `least_squares`). So it searches angles
-# x: a parameter is low + (high - low) (sin(x) + 1) / 2, which never leaves its range low..high.
+# scipy's `leastsq` knows no bounds. So it searches an angle x for each parameter, which is low +
+# (high - low) (sin(x) + 1) / 2 and never leaves low..high. (`least_squares` has bounds, and takes
+# twice the time.)
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -104,15 +105,15 @@ class Search:
         return sum(bool(low < high) for low, high in (self.A_range, *self.box))
 
     def at(self, x, R, R0):
-        """x (2 or 3, ...): angles (trick 2) of C_mid, B and, if it is fitted, R0. Rewards R (n,).
+        """x (2 or 3, ...): angles (trick 2) of C_mid, B and, if it is fitted, R0; "...": of one
+        candidate, or an array of them. Rewards R (n,).
         -> theta, each (...): the best A, and B, C_mid, R0; and residuals (..., n)."""
-        values = [low + (high - low) * (np.sin(angle) + 1) / 2
-                  for angle, (low, high) in zip(x, self.box)]
-        C_mid, B = np.exp(values[0]), np.exp(values[1])                              # (...) each
-        R0 = np.asarray(values[2] if len(values) > 2 else R0)
+        log_C_mid, log_B, *fitted = [low + (high - low) * (np.sin(angle) + 1) / 2
+                                     for angle, (low, high) in zip(x, self.box)]
+        C_mid, B, R0 = np.exp(log_C_mid), np.exp(log_B), np.asarray(fitted[0] if fitted else R0)
         # With A = 1 and R0 = 0 the law is g, the share of the gain.
         g = law_at(self.law, self.C, 1.0, B[..., None], C_mid[..., None], 0.0)       # (..., n)
-        # The best A: the slope of gains on shares. A ceiling is not below R0 (unless A_range is).
+        # The best A: the slope of gains on shares. Where it falls A is R0, or the end of A_range.
         gain = R - R0[..., None]                                                     # (..., n)
         slope = (gain * g).sum(-1) / np.maximum((g * g).sum(-1), 1e-30)              # (...)
         A = np.clip(R0 + np.maximum(slope, 0), *self.A_range)
@@ -120,9 +121,9 @@ class Search:
 
     def starts(self, R, R0):
         """Starting angles, a list of (2 or 3,): the best nodes of a coarse table, at the four best
-        C_mid. One start alone may lead into a valley that is not the deepest."""
+        C_mid, often neighbors. One start alone may lead into a valley that is not the deepest."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
-        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # at 1 sin is flat
+        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # not 1: flat
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
         sse = (self.at(x, R, R0)[1] ** 2).sum(-1)         # (48, 24 or 120): a row for each C_mid
         rows = np.argsort(sse.min(1))[:4]
@@ -186,7 +187,7 @@ def interval(values):
 
 
 def autocorrelation(r):
-    """Of residuals r (n,), in order of compute, at lag 1."""
+    """Of neighbors among residuals r (n,), in order of compute."""
     return (r[1:] * r[:-1]).sum() / np.maximum((r ** 2).sum(), 1e-30)
 
 
@@ -198,21 +199,21 @@ class Replicates:
     noise: np.ndarray         # (n,) the widened residuals that were drawn from
 
     def paths(self, C, noise=False):
-        """Each curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
+        """Each curve at C (k,) -> (S, k); `noise` adds draws of `self.noise`."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:       # where k = n, seed 0 would repeat the draws that `replicates` has fitted
+        if noise:       # other draws than those of `replicates`, which are of seed 0 and (S, n)
             rng = np.random.default_rng((1, 1) if len(paths.T) == len(self.noise) else 0)
             paths = paths + rng.choice(self.noise, paths.shape)
         return paths
 
 
 def widened(residual, parameters, least=NOISE):
-    """Residuals (n,) of a fit with p parameters -> (n,), wider: as noise to be drawn from. Factors:
+    """Residuals (n,) of a fit with p parameters -> (n,), larger, to be drawn as noise. Factors:
 
     sqrt(n / (n - p))     degrees of freedom: a fit follows the noise, so its residuals are small
-    t / z                 the noise's size is estimated: Student's t, not the normal distribution
-    sqrt((1 + rho) / (1 - rho))   neighbors correlate (AR(1)): means of them are noisier than means
-                          of the independent draws here. A fit makes rho too small by about p / n"""
+    t / z                 the noise's size is estimated: Student's t, not normal (exact at the 90%)
+    sqrt((1 + rho) / (1 - rho))   neighbors correlate (rho, AR(1)), so their means vary more than
+                          those of independent draws. A fit lowers rho by about p / n: added back"""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
     freedom = max(n - p, 1)
     rho = np.clip(autocorrelation(residual) + p / n, 0, RHO_MAX)
@@ -257,20 +258,17 @@ def checked(C, R):
 
 
 def points_to_fit(C, R, R0, law, c_min, c_max):
-    """Choose the evaluations to fit. -> C, R (n,); R0, 0.0 if it is fitted or unused; its origin,
-    as Fit.R0_from; the number of step-0 evaluations that it is the mean of"""
+    """Choose the evaluations to fit. -> C, R (n,); R0 (0.0: fitted, or unused); its origin, as
+    Fit.R0_from; the number of step-0 evaluations that it is the mean of"""
     step_0, R0_from = R[C == 0], "given"
     if R0 == "fit" or (R0 is None and not step_0.size):
         R0, R0_from = 0.0, "unused" if law == "power" else "fitted"      # A - D / C^B has no R0
     elif R0 is None:
         R0, R0_from = float(step_0.mean()), "step 0"
     use = (c_min <= C) & (C <= c_max)
-    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is fitted only if R0 is (whatever
-    # c_min), or with the logistic law, where g(0) > 0.
-    if R0_from == "fitted":
-        use |= (C == 0)
-    elif law != "logistic":
-        use &= (C > 0)
+    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is a point to fit only where R0 is
+    # fitted; then even below c_min.
+    use = use | (C == 0) if R0_from == "fitted" else use & (C > 0)
     return C[use], R[use], R0, R0_from, step_0.size if R0_from == "step 0" else 0
 
 
@@ -296,7 +294,7 @@ class Fit:
 
     @property
     def ci(self):
-        """{"A": (low, high), ...}: 90% intervals, from this law's replicates."""
+        """{"A": (low, high), ...}: 90% intervals if this law were exact (its replicates)."""
         return dict(zip(THETA, zip(*interval(self.pool[0].draws).tolist())))
 
     @property
@@ -314,8 +312,9 @@ class Fit:
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
         interval. The bootstrap alone is too narrow: no law is exact, no run smooth. So beyond the
-        last fitted C each replicate gets its rise from there times a draw from N(0, LAW_ERROR), and
-        a draw from N(0, RUN_ERROR) a doubling. Ours; chosen by coverage (results/forecast)."""
+        last fitted C two errors are added to a replicate, each with one standard normal z for all
+        C: z LAW_ERROR times its rise since there, z RUN_ERROR times the doublings of C since there.
+        Ours; chosen by coverage (results/forecast)."""
         C, end = np.asarray(C, float), self.C[-1:]
         if self.no_interval:
             return np.empty((0, C.size))
@@ -330,7 +329,7 @@ class Fit:
         return self.curve(C), *interval(self.futures(np.ravel(C))).reshape(2, *np.shape(C))
 
     def compute_for(self, R):
-        """The compute at which the curve reaches R; inf if the ceiling is not above R."""
+        """The compute at which the curve reaches R, as `compute_needed`."""
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
 
 
@@ -341,13 +340,14 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     R0          None: the mean of the evaluations at C = 0, held fixed ("fit" if there are none);
                 a number: held fixed; "fit": fitted
     method      "free": any A, B, C_mid in their ranges; "grid": A.5's way, on nodes of ours
-    law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
+    law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
-    answers     problems times samples of an evaluation: noise is no less than their binomial error
+    answers     problems times samples of an evaluation: the noise is at least their binomial error,
+                which is cautious (an evaluation asks the same problems each time)
     bootstrap   replicates for the intervals; 0: none
-    A_range     (low, high), by default (R0, 1), (0, 1) if R0 is fitted; equal numbers fix A; a
-                fitted ceiling of 1 means that the data do not determine it
-    C_mid_nodes grid method: ascending; by default 400, first C / 10 (power: 1e5) to 2 * last C
+    A_range     (low, high), by default (R0, 1), (0, 1) if R0 is fitted; equal numbers fix A
+    C_mid_nodes grid method: ascending; by default 400, from first C / 10 (of the power law first C
+                / 1e5) to 2 * last C
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
@@ -358,9 +358,9 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         raise BadInput(f"R0 is a pass rate in [0, 1], got {R0:g}")
     amounts = np.unique(C[C > 0])
     if amounts.size < 3:
-        raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
-                       "--c-min and --until (a share up to 1, or an amount; step 0 only gives R0): "
-                       "take 3, better 20")
+        raise BadInput(f"only {amounts.size} different amounts of compute can be fitted (step 0 "
+                       "only gives R0; --c-min, and --until with a share up to 1 or an amount, "
+                       "leave out others): take 3, better 20")
     first, last = amounts[[0, -1]]
     low, high = A_range or (R0, 1.0)
     if not 0 <= low <= high <= 1:
@@ -384,7 +384,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     # The paper's grid gives theta alone. Intervals and rivals stay those of the free fit above.
     if method == "grid":
-        first_node = low if A_range else np.ceil(theta[3] / A_STEP) * A_STEP    # .450, .455, ...
+        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .450, .455
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(first / (1e5 if law == "power" else 10), 2 * last, 400)

@@ -28,7 +28,7 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 >>> w.mul(10).tolist()                               # each of the 5 tokens weighs 1/5 (times 10)
 [[2.0, 2.0, 0.0], [2.0, 2.0, 2.0]]
 >>> behavior_logprobs = torch.full((2, 3), -1.0)
->>> logprobs = behavior_logprobs.clone().requires_grad_()            # no lag: every ratio is 1
+>>> logprobs = behavior_logprobs.clone().requires_grad_()            # here every ratio is 1
 >>> loss, stats = policy_loss(logprobs, behavior_logprobs, A, w, loss="cispo", eps_max=5.0)
 >>> loss.backward()
 >>> logprobs.grad.mul(10).tolist()          # -ρ·w·Â: a step against it makes right answers likelier
@@ -45,7 +45,7 @@ NORMS = ("batch", "prompt", "mean", "none")
 LOSSES = ("cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce")
 
 
-# -- 1. log π: the language-model head, in fp32 ----------------------------------------------------
+# -- 1. log π, with fp32 logits --------------------------------------------------------------------
 
 def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=1024, head_fp32=True,
                    softcap=None):
@@ -56,8 +56,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     targets  (...)     int64 in [0, V)
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          True: products are added up and kept in fp32, even of bf16 operands (ours; a
-                       GPU then rounds the logits' gradient to bf16). False: bf16 logits. With a
+    head_fp32          True: logits are summed and kept in fp32, even of bf16 operands (ours; a GPU
+                       then rounds their gradient to bf16). False: bf16 logits. With a
                        plainer recipe the paper's ceiling was .61 with fp32 logits, .52 with bf16.
     softcap            a number c: logits are c tanh(h W' / c), in a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
@@ -73,7 +73,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     [True, True]
 
     These lines hold (T, V) logits: 10 GB for 16,384 tokens and a vocabulary of 152k. The code below
-    does not (engines/head.py). Under autocast both operands get that dtype; logits stay fp32."""
+    does not (engines/head.py). Autocast casts hidden and weight to its dtype; logits stay fp32."""
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
     if not temperature > 0:
@@ -200,8 +200,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
                        "cispo_masked"  the same, but a sample with Â < 0 is dropped if the mean of
-                                    log μ/π over its tokens is above eps_high (the mask, with δ
-                                    for eps_high, is DeepSeek-V3.2's, 2512.02556; with CISPO: ours)
+                                    log μ/π over its tokens is above eps_high (DeepSeek-V3.2's mask
+                                    and its δ, 2512.02556; with CISPO: ours)
                        "dppo"       ρ Â; drops a token that has moved far enough in the wanted
                                     direction: Â > 0 and π - μ > eps_high, or Â < 0 and π - μ <
                                     -eps_low (DPPO's binary mask of total variation, 2602.04879)
@@ -209,10 +209,10 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                        "dapo"       the same; in the paper eps_high 0.26 and aggregation "prompt"
                        "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|); it
                                     goes with aggregation "sample", which you set yourself
-                       "reinforce"  Â · log π: no ratio at all (ours), as if there were no lag
+                       "reinforce"  Â · log π: no ratio at all (ours)
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
-    eps_low, eps_high  for grpo, dapo, gspo how far the ratio may move from 1. gspo's ratio is a
-                       geometric mean, close to 1: 1e-3 is its scale (paper), 0.2 would never clip.
+    eps_low, eps_high  how far the ratio may move from 1 (cispo_masked, dppo: see above). gspo's is
+                       a geometric mean, close to 1: its scale is 1e-3 (paper), 0.2 would not clip.
     lags               (N, T) int, optional: each token's lag; gives statistics for each lag, too
     entropy            (N, T), optional: its mean, with the same weights, is one of the statistics
 

@@ -17,9 +17,9 @@ own version.
 What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
- c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens, so μ of the others
-    grows and π does not. The mean of π/μ over drawn tokens is then not 1 but the share of π that is
-    left: 0.896 (measured at top-p 0.8, on a small model).
+ c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens and make μ of the
+    others larger, but not π. The mean ratio would not be 1, but the share of π that is kept: 0.896
+    (measured at top-p 0.8, on a small model).
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
 
@@ -83,13 +83,13 @@ class Interruption:
 
     think_min, think_max   bounds of the thinking budget, both included (the paper: 10k to 12k).
                            Each sample draws its own budget, uniformly.
-    answer_tokens          at most so many are sampled after the budget; 1 or more (paper: 2,048)
+    answer_tokens          1 or more; the most that are sampled after the budget (paper: 2,048)
     phrase_ids             tokens of the forced phrase, which contains `end`. Empty: no
                            interruption, and every budget is think_max.
     end                    the text that ends the thinking
 
-    When the budget is spent and `end` is not in the text, the phrase is appended. From there on,
-    with or without it, at most `answer_tokens` more are sampled; then the sample is truncated.
+    When the budget is spent and `end` is not in the text, the phrase is appended. After the budget,
+    and the phrase if there is one, at most `answer_tokens` more are sampled; then it is truncated.
 
     Budget 5, phrase p q r, answer_tokens 3, E: an id that ends a sample:
         x x x x x p q r a b E     no `end` within 5 tokens: the phrase, then at most 3 more
@@ -122,8 +122,8 @@ class TransformersSampler:
     slots           sequences decoded at once
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample
-    seed            of its own generator, which draws all budgets, and one number for each token in
-                    the order of the slots: on a CPU with one thread a run repeats bit by bit."""
+    seed            of its own generator, for budgets and tokens, in the order of the slots: on a
+                    CPU with one thread a run repeats bit by bit."""
     devices = 0                 # GPUs of its own: it shares the trainer's
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
@@ -251,7 +251,7 @@ class TransformersSampler:
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # p q r have phrase_left 3 2 1, so they are at [-3] [-2] [-1]
+        if len(self.phrase):    # its tokens p q r: phrase_left 3 2 1, index -3 -2 -1
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is not used
             rows.phrase_left[:n] -= (~sampled).long()
@@ -295,7 +295,7 @@ class TransformersSampler:
 
         n_left = len(self.running) - len(slots)
         holes = [slot for slot in slots if slot < n_left]       # free ones among the first n_left
-        movers = sorted({*range(n_left, len(self.running))} - {*slots})     # as many, behind these
+        movers = sorted({*range(n_left, len(self.running))} - {*slots})     # as many as holes
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]
         del self.running[n_left:]

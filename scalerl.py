@@ -5,20 +5,20 @@
     python fit.py runs/demo                                    fit its curve, predict more compute
 
 One step: the model (the policy) answers P prompts, G times each; a verifier marks each answer right
-or wrong. The advantage of an answer is how much better it is than its prompt's mean. Training makes
-its tokens more likely where the advantage is positive, less likely where it is negative. That is
-GRPO. ScaleRL is GRPO, but:
+or wrong. The advantage of an answer is its reward minus the mean reward of its prompt's answers, in
+units of a std. Training makes its tokens more likely where the advantage is positive, less likely
+where it is negative. That is GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
     3.1     part 2              new weights arrive in the middle of a sample: a token is trained on
-                                at most k = 8 steps after it was drawn. The loss weighs it by the
-                                ratio π/μ, p(now) / p(when it was drawn).
+                                k = 8 steps after it was drawn, at the latest. The loss weighs it by
+                                the ratio π/μ, p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO: the ratio is a weight with a cap, over which a token still
-                                learns (PPO's clip gives it no gradient); one std for the whole
+                                learns (where Â > 0, PPO's clip takes its gradient); one std for the
                                 batch; tokens are averaged by prompt; fp32 logits in the sampler too
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
-                                no KL penalty, no entropy bonus and, like GRPO, no value network
+    4       nowhere             KL penalty (GRPO has one), entropy bonus and, as in GRPO, critic
 
 "Ours" marks what the paper does not say, or has otherwise. For example: the x of the curve is the
 FLOPs of generation and training (the paper: GPU-hours), without those of evaluations.
@@ -62,8 +62,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher. Little is left to learn then: of groups of
-    16 answers 19% (.9^16) are all right and teach nothing; most have one or two mistakes."""
+    have consumed so far (ours), is `retire_at` (0.9) or higher. Little is left to learn then: 19%
+    (.9^16) of the groups of 16 are all right and teach nothing; most have one or two mistakes."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -98,20 +98,21 @@ class Curriculum:
 # ------------------------------------------------------------------------------------ 2. Pacer
 # The lag of a token: the version that a step updates minus the version that wrote the token. The
 # paper's best runs allow k = 8 at most. That is a bound. The mean lag depends on how many sequences
-# are decoded at once (`slots`), and on who is faster (docs/metrics.md, row `lag/mean`). Lag 0 does
-# not mean ratio 1: the keys and values that a token reads may be of older weights.
+# are decoded at once (`slots`), and on whether sampler or trainer is faster (docs/metrics.md, row
+# `lag/mean`). Lag 0 does not mean ratio 1: the keys that a token reads may be of older weights.
 class PipelinePacer:
     """PipelineRL-k: weights change in the middle of samples; no token is over k versions old.
 
     deadline    A group that starts at version s must be in the step on weights s + k, or in an
-                earlier one. It is outstanding from its start until a step consumes it.
+                earlier one. (The step on weights v makes version v + 1 of them.) It is outstanding
+                from its start until a step consumes it.
     admission   A group may start while fewer than (k + 1) * P are outstanding: the steps on weights
                 s, s + 1, .. s + k are k + 1, and take P groups each. With one group more, one could
                 miss its deadline. (k = 0 is on-policy: the P groups of one step.)
-    a step      takes the P finished groups that started first. It waits if the others could then
-                not all meet their deadlines, with P taken in each later step. That happens when
-                quick groups have overtaken too many slow ones. (Ours: the paper only says that the
-                trainer waits when it is k steps ahead.)
+    a step      takes the P finished groups that started first. It waits if the groups left behind
+                could not all meet their deadlines at P a step. That happens when quick groups have
+                overtaken too many slow ones. (Ours: the paper only says that the trainer waits when
+                it is k steps ahead.)
 
     Nothing is dropped for being old."""
 
@@ -246,7 +247,7 @@ def make_batch(rollouts, rewards, version, config):
     P, G = rewards.shape
     # mask: True for tokens that the policy sampled, False for the forced phrase and for padding.
     mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)
-    if config.overlong_filter:          # ablation: a truncated sample gives no gradient; its reward
+    if config.overlong_filter:          # ours: a truncated sample gives no gradient; its reward
                                         # still counts in its group's mean and in the batch's std
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(
@@ -282,10 +283,11 @@ class Policy(torch.nn.Module):
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: each prompt once, then its outputs without their last tokens, which
         # predict nothing; attention keeps outputs apart (engines/packed.py). Prompt [p q], outputs
-        # [a b], [c]: row p q a; targets a b c, of sample 0 0 1, column 0 1 0; predicted at 1 2 1.
+        # [a b] and [c]: the row is p q a. `targets` a b c have `sample` 0 0 1 and `column` 0 1 0;
+        # `predict` 1 2 1: the states of q, a, q in the row.
         row = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens need no log-prob. O: all output tokens.
-        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
+        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # bool
         with torch.autocast(head.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = row.states(self.model)                             # (tokens of the row, H)
             # The shift by one: the state of a token predicts the next token.
@@ -303,10 +305,10 @@ class Trainer(TrainedModel):
     """The model, its optimizer, and one step of training. `TrainedModel` adds what samplers and
     checkpoints ask for: logprobs, weights, save, load.
 
-    team    the processes that train together (scaleout/team.py). In a single one: mine(batches, ..)
-            yields all batches, the largest first; loss(f, x, ..) is f(x, ..), but its ValueError
-            waits for finish(.., stats), which else is stats; whole(x) is x. Of several each takes a
-            part of the batches, and gradients are added, not averaged. begin(part, ..) and mine
+    team    the processes that train together (scaleout/team.py). A single one does next to nothing:
+            `mine` yields all micro-batches, the largest first; `loss` calls its function; `finish`
+            returns its stats, or raises an error that `loss` has put off; `whole` returns its
+            argument. Several share the micro-batches and add their gradients. `begin` and `mine`
             raise Stopped if somebody has asked for the run's end."""
 
     def __init__(self, config, team):
@@ -338,7 +340,7 @@ class Trainer(TrainedModel):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(part.rollouts)          # (N, T) of this micro-batch
             if config.behavior == "recomputed":
-                # Ablation: log μ is this pass's own log π, so each ratio is 1, as if without lag.
+                # Ablation: log μ is this pass's own log π, so each ratio is 1.
                 part.behavior_logprobs = logprobs.detach()
             loss, stat = self.team.loss(
                 policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.token_weights,
@@ -392,13 +394,13 @@ class Run:
 
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
-        if self.evaluated is None:              # a new run; a resumed one pushed them as it loaded
+        if self.evaluated is None:              # a new run; a resumed one has pushed its weights
             self.push_weights()
             agreement = self_test(self)         # do sampler and trainer compute alike?
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | agreement)
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
-            self.evaluate()             # at step 0; after a resume the one that a stop broke off
+            self.evaluate()             # at step 0, or one that a stop has broken off
         with Progress(self.config.steps, self.step) as progress:
             while self.step < self.config.steps:
                 line = self.train_step()
@@ -422,8 +424,8 @@ class Run:
     def train_step(self):
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
-        # 1. Generate. Samples of later steps are being written as well. Servers go on with those
-        #    during 2 and 3 and pause in 4; a sampler in this process pauses in 2, 3 and 4.
+        # 1. Generate, for later steps too. vLLM servers go on during 2 and 3, and pause in 4; a
+        #    sampler in this process works in 1 alone.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
@@ -438,7 +440,7 @@ class Run:
         lag, mean_lag = self.version - min(versions), self.version - fmean(versions)
         assert lag <= self.pacer.largest_lag, f"lag {lag}, at most {self.pacer.largest_lag}"
 
-        # 3. Train on what is left after the filter. Samples of a step that fails go to a file.
+        # 3. Train on what is left after the filter. If this raises, the samples go to a file.
         kept, kept_rewards, metrics = effective_batch(rollouts, rewards, config)
         self.team.begin("train", self.version)
         with self.folder.bad_step(self, groups, rewards, kept):
@@ -446,12 +448,12 @@ class Run:
         watch.lap("train")
 
         # 4. Push the weights, in flight (PipelineRL): running sequences keep the keys and values of
-        #    older weights. Push even unchanged weights: a server that has just joined has none yet.
+        #    older weights. Push unchanged weights, too: a restarted server has none yet.
         self.version += stepped
         self.push_weights()
         watch.lap("sync")
 
-        # 5. Write the step down.
+        # 5. Write the step down. x of the curve: FLOPs of `rollouts`, 3 times those of `kept`.
         self.step += 1
         self.compute.add_step(rollouts, kept if stepped else [], config.samples_per_prompt,
                               self.generated, watch.total)
@@ -507,7 +509,7 @@ class Run:
         right = torch.tensor(verdicts).view(-1, G) > 0                                  # (P, G)
         for group, row in zip(groups, right):
             self.curriculum.record(group.prompt_id, int(row.sum()), G)
-        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2
+        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; of your own reward: its sign
         if config.length_penalty:       # the paper's ablation: correct samples alone pay for length
             lengths = torch.tensor([sum(r.sampled) for r in rollouts]).float().view(-1, G)
             rewards += right * length_penalty(lengths, l_cache=config.length_penalty,
@@ -526,7 +528,7 @@ class Run:
         """Answer the held-out prompts with another sampler; on vLLM training's samples go on."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
-        self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other numbers than training's
+        self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other draws than training's
         rollouts = self.answers(self.eval_sampler, heldout, config.eval_samples)
         verdicts, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         correct = Counter(r.prompt_id for r, verdict in zip(rollouts, verdicts) if verdict > 0)

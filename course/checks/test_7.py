@@ -124,12 +124,6 @@ def test_R0_given_fitted_or_unused():
     assert without[2:] == (0.0, "fitted", 0), "No evaluation at C = 0 and R0 = None: it is fitted."
     without = points_to_fit(C6[3:], R6[3:], None, "power", 0.0, np.inf)
     assert without[2:] == (0.0, "unused", 0), "The power law has no start: R0 is 0.0, 'unused'."
-    logistic = points_to_fit(C6, R6, None, "logistic", 0.0, np.inf)
-    assert logistic[0].size == 8 and logistic[3] == "step 0", (
-        "The logistic law has begun to rise at C = 0: those evaluations are fitted as well.")
-    late = points_to_fit(C6, R6, None, "logistic", 15.0, np.inf)[0]
-    assert late.min() == 20, (
-        f"With c_min = 15 the logistic law fits C = {late}: only a fitted R0 is exempt from c_min.")
 
 
 # -- Search.at -------------------------------------------------------------------------------------
