@@ -38,8 +38,8 @@ class RandomEngine(TwoRequests):
 
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(seed):
     random.seed(seed)
-    rollouts = drain(RandomEngine(), requests(20, samples=12))
-    assert Counter(r.group_id for r in rollouts) == {i: 12 for i in range(20)}
+    rollouts = drain(RandomEngine(), requests(30, samples=12))
+    assert Counter(r.group_id for r in rollouts) == {i: 12 for i in range(30)}
     check_cut_thinking(rollouts)
     assert all(p == (-1.5 if sampled else 0) for r in rollouts
                for p, sampled in zip(r.behavior_logprobs, r.sampled))

@@ -394,10 +394,17 @@ def running(folder, *commands):
             process.wait(LIMIT_S)
 
 
+def text_of(path):
+    """Of a file that may be removed, or not yet be there."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text()
+    return ""
+
+
 def steps(folder):
-    path = folder / "runs" / "r" / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()] \
-        if path.exists() else []
+    """Of its log, without a last line that is being written."""
+    lines = text_of(folder / "runs" / "r" / "metrics.jsonl").split("\n")[:-1]
+    return [json.loads(line)["step"] for line in lines]
 
 
 def steps_reach(folder, process, count, limit_s=300):
@@ -678,7 +685,7 @@ def test_serve_only_ends_with_its_file_when_it_is_stopped(micro, tmp_path):
     file.parent.mkdir(parents=True)
     file.write_text("")                                 # of a start that was killed
     with running(tmp_path, [*command(micro), "--serve-only"]) as (process,):
-        url = until(lambda: file.exists() and file.read_text().strip(), "the addresses")
+        url = until(lambda: text_of(file).strip(), "the addresses")
         assert re.fullmatch(r"http://127.0.0.1:\d+", url)
         until(lambda: find(tree(process), "api_server"), "a server")
         processes = tree(process)

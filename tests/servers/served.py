@@ -35,9 +35,15 @@ def needs_push(sampler):
     return any(server.state == "stale" for server in sampler.pool.servers)
 
 
+def free_ports(n):
+    """n different ones."""
+    with contextlib.ExitStack() as stack:
+        return [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+                for _ in range(n)]
+
+
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    return free_ports(1)[0]
 
 
 class Weights:
