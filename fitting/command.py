@@ -25,7 +25,6 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
 header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe.
-If every step costs the same, as .4 GPU-hours: --x step --x-scale .4
 Read the verdict first, then --why. --until is the test that counts. Exit codes: 0; 2: bad input"""
 
 
@@ -110,7 +109,7 @@ def arguments(argv):
     add("runs", nargs="*", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
     add("--x", help="column of compute")
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
-    add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
+    add("--x-scale", type=float, default=1.0, metavar="K", help="as --x step --x-scale .4 (hours)")
     add("--reward-range", type=float, nargs=2, metavar=("LO", "HI"), default=(0.0, 1.0),
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import struct
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,26 +16,11 @@ import numpy as np
 
 from fit import BadInput, checked
 
-# Tried in this order when --x or --y is not given. FLOPs come first: they are the same on every
-# machine, which hours are not. _step counts a logger's calls; transformers makes several a step.
-STEP_COLUMNS = ("step", "train/global_step", "_step", "Step", "global_step", "training/global_step",
-                "current_steps", "iteration")
-X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
-             "gpu_hours", "eval_num_tokens", "num_tokens", *STEP_COLUMNS, "epoch")
-Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_score/*",
-             "eval*pass_rate*", "eval/reward", "eval/*reward*", "eval_reward",
-             "eval_rewards/*/mean", "*pass_rate*", "Value")     # Value: what TensorBoard exports
-LIKELY = {"--x": "step|flop|hour|time|token|epoch|iter|episode",
-          "--y": "reward|score|acc|succ|solve|correct|pass|value|win|^eval/"}
-# Spreads, extremes, bad rewards: only taken if --y names them. W&B has __MIN and __MAX.
-SPREAD = re.compile("(?i)(?<![a-z])std(?:dev)?(?![a-z])|bad_reward|[_/](min|max)$")
+NAMES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf-8"))
+STEP_COLUMNS, Y_COLUMNS, LOGS, LIKELY = (NAMES[k] for k in ("steps", "rewards", "logs", "likely"))
+X_COLUMNS = [*NAMES["compute"], *STEP_COLUMNS, "epoch"]
+SPREAD, PLAIN_STEP, PLAIN_CELL, DECIMAL = map(re.compile, NAMES["patterns"].values())   # in order
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
-LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
-        "**/*tfevents*", "*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
-        "*run-*/*.wandb", "files/output.log", "*.log", "*log*.txt", "*log*.json", "*.ipynb")
-PLAIN_STEP = re.compile(r"(?i)\b(?:epoch\W+1/1\W+|(?:step|iteration)\W+)(\d++)(?![.,]\d|\w)")
-PLAIN_CELL = re.compile(r"(?i)([a-z][\w /.-]{0,60}?)\s*[:=]\s*"
-                        r"([-+]?(?:(?:[.,]?\d)++(?:e[+-]?\d++)?%?|nan|inf))(?![\w:])")
 
 
 @dataclass(frozen=True)
@@ -79,10 +65,9 @@ def read_rows(path):
         rows = read_tensorboard(path)
     elif suffix in (".csv", ".tsv"):
         rows = read_table(path)
-    elif suffix in (".json", ".jsonl", ".ipynb") or b'{"' in (data := path.read_bytes())[:5]:
+    elif suffix in (".json", ".jsonl", ".ipynb") or '{"' in read_text(path)[:5]:
         rows, notes = read_jsonl(path)
-    elif not (rows := read_console(data.decode(     # PowerShell's > writes UTF-16, first FF FE
-            "utf-16" if data[:1] > b"\xfd" else "utf-8", "replace"))):
+    elif not (rows := read_console(read_text(path))):
         raise BadInput(f"{path} has no line `step:1 - a:1`, `{{'a': 1}}`, `Step 1 | Reward: 0.5`")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds values that are not JSON objects")
@@ -102,10 +87,19 @@ def log_in(folder):
     raise BadInput(f"{folder} holds no log that can be read: {', '.join(LOGS)}")
 
 
+def read_text(path):
+    """A file's text. PowerShell's > writes UTF-16, which begins with FF FE; Excel a mark (sig)."""
+    data = path.read_bytes()
+    text = data.decode("utf-16" if data[:1] > b"\xfd" else "utf-8-sig", "replace")
+    return re.sub("\r\n?", "\n", text)
+
+
 def read_table(path):
-    """The rows of a table with a header, whose cells are separated by , ; or tab."""
-    lines = path.read_text("utf-8-sig", "replace").lstrip("\n").split("\n")   # sig: Excel's mark
-    table = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count), skipinitialspace=True)
+    """The rows of a table with a header; , separates cells, or ; or tab: then 0,5 is .5."""
+    lines = read_text(path).lstrip("\n").split("\n")
+    mark = max(",;\t", key=lines[0].count)
+    lines = lines if mark == "," else [DECIMAL.sub(r"\1.\2", line) for line in lines]
+    table = csv.DictReader(lines, delimiter=mark, skipinitialspace=True)
     rows, names = list(table), table.fieldnames or ()
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise BadInput(f"{path} has several columns {twice[0]}: give them names of their own")
@@ -117,18 +111,17 @@ def read_table(path):
 def read_jsonl(path):
     """(rows, notes) of a log with an object a line, the last perhaps half-written (ours, verl,
     prime-rl); or of a whole list, columns, a trainer_state.json (TRL), a notebook."""
-    rows, lines = [], list(filter(str.strip, path.read_text("utf-8-sig", "replace").split("\n")))
-    if path.suffix != ".jsonl":
-        with contextlib.suppress(json.JSONDecodeError):         # lines of objects
-            whole = json.loads("\n".join(lines))
-            if not isinstance(whole, dict):
-                return whole, []
-            if path.suffix == ".ipynb":
-                return read_notebook(whole.get("cells", ())), []
-            sizes = {isinstance(column, list) and len(column) for column in whole.values()}
-            if "log_history" not in whole and len(sizes) == 1 and any(sizes):
-                return [dict(zip(whole, row)) for row in zip(*whole.values())], []
-            return whole.get("log_history", [whole]), []
+    rows, lines = [], list(filter(str.strip, read_text(path).split("\n")))
+    with contextlib.suppress(json.JSONDecodeError):             # lines of objects
+        whole = json.loads("\n".join(lines))
+        if not isinstance(whole, dict):
+            return whole, []
+        if path.suffix == ".ipynb":
+            return read_notebook(whole.get("cells", ())), []
+        sizes = {isinstance(column, list) and len(column) for column in whole.values()}
+        if "log_history" not in whole and len(sizes) == 1 and any(sizes):
+            return [dict(zip(whole, row)) for row in zip(*whole.values())], []
+        return whole.get("log_history", [whole]), []
     for i, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
@@ -141,15 +134,17 @@ def read_jsonl(path):
 
 def read_console(text):
     """Rows printed among other text: `step:12 - a/b:0.53 - ...` (verl), else `step 12: {'reward':
-    .53}` (slime; TRL: no step) or `Step 28 | Reward: .39` (prime-rl): of rewards, or more rows."""
+    .53}` (slime; TRL: no step), JSON, or `Step 28 | Reward: 1` (prime-rl): of rewards, or more."""
     lines, dicts, plain, first = [], [], [], {}
     for line in re.split(r"[\r\n]", re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)):
         if found := re.search(r"\bstep:\d+ - .*", line):
             row = dict(cell.rsplit(":", 1) for cell in found[0].split(" - ") if ":" in cell)
             lines.append(first | row if row["step"] == "0" else row)
-        elif found := re.search(r"(?:\b(?:step|eval|rollout) (\d+)[^{]*)?(\{'[^{}]*\})", line):
+        elif found := re.search(
+                r"(?:\b(?:global_)?(?:step|eval|rollout) (\d+)[^{]*)?(\{['\"][^{}]*\})", line):
             with contextlib.suppress(SyntaxError, ValueError):  # a dict of other things
-                row = ast.literal_eval(re.sub(r": (-?(?:nan|inf))\b", r": '\1'", found[2]))
+                row = ast.literal_eval(re.sub(
+                    r": ?(-?(?:nan|inf|NaN|Infinity|null|true|false))\b", r": '\1'", found[2]))
                 if "Initial validation metrics" in line:        # verl's step 0, the oldest: no val/
                     first = {re.sub("^test_s", "val/test_s", name): row[name] for name in row}
                 elif isinstance(row, dict):
@@ -314,9 +309,13 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         notes += [f"{y_name} is mapped from [{lo:g}, {hi:g}] onto [0, 1]"] * mapped
         rates = R / 100 if percent else (R - lo) / ((hi - lo) or np.nan)
         if not 0 <= rates.min() <= rates.max() <= 1 + 1e-9:
+            found = [row for row in rows if y_name in row]
+            rates = [name for name in found[0] if re.search(LIKELY["--y"], name.lower()) and all(
+                isinstance(row.get(name), float) and 0 <= row[name] <= 1 for row in found)]
             raise BadInput(f"{y_name} goes from {R.min():g} to {R.max():g}, not from {lo:g} to "
                            f"{hi:g}: a pass rate lies in [0, 1], --reward-range LO HI maps others "
-                           "(LO and HI: the least and the most that is possible)")
+                           "(LO and HI: the least and the most that is possible)"
+                           + f"; or --y {' or '.join(rates[:3])}" * bool(rates))
         seeds.append((C * x_scale, rates))
     label = seeds[1:] and name or run or (given.absolute().name if given.is_dir() else given.stem)
     picture = given / "curve.png" if given.is_dir() and not seeds[1:] else Path("" if (

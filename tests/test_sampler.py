@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy import stats
 from conftest import (ROOT, check_cut_thinking, drain, methods_of_an_engine, packed_copy,
                       plain_logprobs, swapped_logprobs)
 
@@ -118,7 +119,10 @@ def test_every_token_keeps_its_own_version_while_sequences_move_between_slots(ll
 
 
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(llama):
-    rollouts = drain(make(packed_copy(llama), slots=60), requests(20, samples=12))
+    model = packed_copy(llama)
+    with torch.no_grad():       # nearly uniform: so each of the budgets is spent by some samples
+        model.model.norm.weight *= 0.2
+    rollouts = drain(make(model, slots=60), requests(20, samples=24))
     check_cut_thinking(rollouts, EOS)
 
 
@@ -193,8 +197,7 @@ def test_tokens_are_drawn_from_the_softmax(llama):
     counts = torch.bincount(token, minlength=37)
     enough = p * 4000 >= 5
     chi2 = ((counts - 4000 * p) ** 2 / (4000 * p))[enough].sum()
-    degrees = int(enough.sum())
-    assert chi2 < degrees + 6 * (2 * degrees) ** 0.5          # six standard deviations
+    assert stats.chi2.sf(chi2.item(), int(enough.sum())) > 1e-9
 
 
 def test_a_token_of_probability_zero_is_never_drawn(llama):

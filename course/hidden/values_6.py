@@ -9,7 +9,7 @@ from course.hidden.values import close, equal, holds, parts
 PARTS, part = parts()
 ENDS, SHUT, OPEN, CLOSE = (2, 3), 5, 6, 8           # SHUT, or OPEN and then CLOSE, end the thinking
 WORDS = {str(SHUT): "y</think>", str(OPEN): "</thi", str(CLOSE): "nk>z"}
-CHANCE = 1e-6                                       # of a right solution to fail a test of draws
+CHANCE = 1e-8                                       # of a right solution to fail a test of draws
 
 
 def model_of(rng, layers=2):

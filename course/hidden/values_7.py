@@ -10,7 +10,7 @@ import fit
 from course.hidden.values import close, equal, holds, numbers, parts
 
 PARTS, part = parts()
-CHANCE = 1e-6                                       # of a right solution to fail a test of draws
+CHANCE = 1e-8                                       # of a right solution to fail a test of draws
 
 
 def plain_law(law, C, A, B, C_mid, R0):

@@ -122,13 +122,13 @@ def test_answers_of_another_evaluation_or_of_other_weights_are_not_taken(change,
 def test_a_stop_between_a_resume_and_its_first_answer_loses_nothing(rng, tmp_path):
     """A stop is heeded before the first step, which takes seconds: hours of answers were gone."""
     path = tmp_path / "e.jsonl"
-    for stop_at in (60, 0):
+    for stop_at in (180, 0):
         sampler = KeptAnswers(Engine(rng), path)
         sampler.reseed(7)
-        ask(sampler, 30, 4, stop_at)
+        ask(sampler, 60, 4, stop_at)
     sampler = KeptAnswers(engine := Engine(rng), path)
     sampler.reseed(7)
-    assert len(ask(sampler, 30, 4)) == 120 and engine.asked[0] > 0
+    assert len(ask(sampler, 60, 4)) == 240 and engine.asked[0] > 0
 
 
 def test_a_self_test_is_not_kept(rng, tmp_path):

@@ -109,7 +109,7 @@ def test_where_a_run_falls_the_forecast_is_the_last_value(monkeypatch):
     told = judge(fit_curve(C, R, bootstrap=60), np.full(5, 32_000.0))
     assert told["value"] == told["naive"] == R[-3:].mean() != told["law"]
     assert re.fullmatch(rf"{forecast.LAST_VALUE}: expect {R[-3:].mean():.3f} .middle of three. at "
-                        rf"32000, .*; the curve says {told['law']:.3f} \[.*\], the last value is "
+                        rf"32000; the curve says {told['law']:.3f} \[.*\], the last value is "
                         rf"{told['naive']:.3f}, the line in log C .*",
                         forecast.verdict_line(told, "at 32000").splitlines()[0])
     for low, where in ((0.2, " [.20, .90]"), (0.6, "")):        # the law's interval leaves it out
@@ -154,6 +154,14 @@ def test_the_verdict_comes_before_everything_else(tmp_path, capsys):
     assert verdict.startswith((forecast.USABLE, forecast.RANGE, forecast.LAST_VALUE))
     assert "if this run does not fall" in verdict
     assert sum(line.startswith(("  but ", "  because ")) for line in rest) <= 2
+
+
+def test_of_a_run_that_falls_it_is_not_said_what_comes_if_it_does_not():
+    rng = np.random.default_rng()
+    C = np.arange(30.0)
+    R = np.where(C < 15, 0.2 + 0.03 * C, 0.65 - 0.03 * (C - 15)) + rng.normal(0, 0.005, 30)
+    line = forecast.verdict_line(judge(fit_curve(C, R, bootstrap=40), np.full(5, 58.0)), "then")
+    assert "does not fall" not in line and "because the reward falls" in line
 
 
 def test_the_line_in_log_C_is_least_squares_over_the_last_half():

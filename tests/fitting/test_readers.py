@@ -225,6 +225,13 @@ def test_a_table_from_excel_is_read(tmp_path):
               "step:2 - gpu_hours:1500.5 - pass_rate:0.4\r\n", "utf-16"),            # PowerShell
     ("a.txt", '{"gpu_hours": 0, "pass_rate": 0.2}\n{"gpu_hours": 500, "pass_rate": 0.31}\n'
               '{"gpu_hours": 1500.5, "pass_rate": 0.4}\n', "utf-8-sig"),
+    ("a.csv", "gpu_hours,pass_rate\n0,0.2\n500,0.31\n1500.5,0.4\n", "utf-16"),
+    ("a.csv", "gpu_hours;pass_rate\r\n0;0,2\r\n500;0,31\r\n1500,5;0,4\r\n", "utf-8"),   # Germany
+    ("a.tsv", "gpu_hours\tpass_rate\n0,0\t20%\n500\t31,0%\n1500,5\t40,00%\n", "utf-8"),
+    ("a.jsonl", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'
+                '{"gpu_hours": 1500.5, "pass_rate": 0.4}]', "utf-8"),
+    ("a.log", 'INFO {"gpu_hours": 0, "pass_rate": .2, "x": null}\n[12:03] INFO {"gpu_hours":500,'
+              '"pass_rate": 0.31, "last": true}\nend {"gpu_hours":1500.5,"pass_rate":.4}', "utf-8"),
 ])
 def test_tables_of_other_countries_and_programs_are_read(name, text, encoding, tmp_path):
     """Each is the same three evaluations."""
@@ -233,6 +240,39 @@ def test_tables_of_other_countries_and_programs_are_read(name, text, encoding, t
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0, 500, 1500.5] and curve.R.tolist() == [0.2, 0.31, 0.4]
     assert not curve.notes
+
+
+def test_a_thousand_with_a_comma_is_no_decimal(tmp_path):
+    """Where ; separates cells 12,25 is 12.25; but 1,000 may be a thousand: it is left out, told."""
+    path = tmp_path / "a.csv"
+    path.write_text("gpu_hours;pass_rate\n0;0,200\n1,000;0,25\n2,000;0,3\n")
+    curve = readers.load(str(path))
+    assert curve.C.tolist() == [0]
+    assert re.match("2 of 3 evaluations.*gpu_hours = 1,000,", curve.notes[0])
+
+
+def test_openrlhf_evaluations_have_their_step_and_its_filter_is_no_pass_rate(tmp_path):
+    """The share of prompts that a filter keeps was forecast; `global_step 10, eval_metrics: {...}`
+    had no step."""
+    path = tmp_path / "train.log"
+    path.write_text("".join(
+        f"global_step {10 * i}, eval_metrics: {{'eval_math_pass1': {.2 + i / 100}, "
+        f"'dynamic_filtering_pass_rate': {40 + i}.0}}\n" for i in range(9)))
+    with pytest.raises(BadInput, match="no column for --y; .*likely: eval_math_pass1"):
+        readers.load(str(path))
+    curve = readers.load(str(path), y="eval_math_pass1")
+    assert curve.x == "step" and curve.C.tolist() == list(range(0, 90, 10))
+
+
+def test_a_sum_of_rewards_is_refused_with_the_column_that_is_a_rate(tmp_path):
+    """TRL adds its reward functions up in eval_reward."""
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": [
+        {"step": i, "eval_reward": 1 + i / 10, "eval_rewards/accuracy_reward/mean": i / 10,
+         "eval_rewards/format_reward/mean": 1.0, "eval_loss": 0.1} for i in range(7)]}))
+    with pytest.raises(BadInput, match="--reward-range LO HI.*; or --y eval_rewards/accuracy_reward"
+                                       "/mean or eval_rewards/format_reward/mean$"):
+        readers.load(str(path))
 
 
 def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):

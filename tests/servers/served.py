@@ -20,6 +20,7 @@ from config import Config
 from servers.pool import ServerPool, ServerSampler
 from sampler import Interruption
 from scaleout.launch import server_command
+from scaleout.placement import free_ports
 
 
 def until(condition, seconds=60, what="the condition"):
@@ -35,15 +36,9 @@ def needs_push(sampler):
     return any(server.state == "stale" for server in sampler.pool.servers)
 
 
-def free_ports(n):
-    """n different ones."""
-    with contextlib.ExitStack() as stack:
-        return [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-                for _ in range(n)]
-
-
 def free_port():
-    return free_ports(1)[0]
+    """Not one that the kernel could give to a client before the server has it."""
+    return free_ports(1, "127.0.0.1")[0]
 
 
 class Weights:

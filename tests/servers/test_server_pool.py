@@ -18,14 +18,14 @@ import pytest
 import torch
 from conftest import EOS, V, WORDS, drain, requests
 from transformers import AutoConfig
-from served import (Fake, connect, drained, free_port, free_ports, needs_push, push,  # noqa: F401
-                    until)
+from served import Fake, connect, drained, free_port, needs_push, push, until  # noqa: F401
 
 from config import Config, ConfigError
 from command.make_run import make_samplers
 from servers.server import ServerError, ServerFailed, check_answer
 from servers.pool import ServerPool, ServerSampler
 from sampler import Interruption
+from scaleout.placement import free_ports
 from scaleout.launch import server_command
 
 
@@ -517,11 +517,11 @@ def test_a_silent_server_takes_no_other_down_in_a_push(path, fake, connect, capf
     silent, good = fake(whole), fake(whole)
     sampler = connect(silent.url, good.url)
     push(sampler, WEIGHT, 0)
-    sampler.pool.servers[0].call_s = 0.5
+    sampler.pool.servers[0].call_s = 2
     silent.hung.add(path)
     push(sampler, WEIGHT, 1)
     assert silent.version.endswith("-0") and good.version.endswith("-1") and not good.paused
-    assert re.search(f"{silent.url} is lost: push of version 1: {path}.*: no answer for 0.5 s",
+    assert re.search(f"{silent.url} is lost: push of version 1: {path}.*: no answer for 2 s",
                      capfd.readouterr().err)
 
 
@@ -806,18 +806,18 @@ def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, s
     server = fake(whole, model_config__hf_overrides=started)
 
     def budgets(seed):
-        """At which tokens 40 samples of each sampler are interrupted."""
+        """At which tokens 60 samples of each sampler are interrupted."""
         config.vllm_url, config.seed, points = server.url, seed, []
         training, evaluation = make_samplers(config, trainer, 110)
         with contextlib.closing(training):
             for sampler in (training, evaluation):
                 sampler.push_weights(iter(WEIGHT), 0)
                 points.append(sorted(r.sampled.index(False)
-                                     for r in drain(sampler, requests(1, samples=40))))
+                                     for r in drain(sampler, requests(1, samples=60))))
         return points
     first, again, other = map(budgets, (seed, seed, seed + 1))
     assert first == again and first[0] != other[0] and first[1] != other[1]
-    assert len(server.asked) == 3 * 2 * 2 * 40
+    assert len(server.asked) == 3 * 2 * 2 * 60
     assert {body["sampling_params"]["temperature"] for body in server.asked} == {0.7}
 
     config.vllm_url = fake(whole, model_config__hf_overrides={
@@ -896,7 +896,7 @@ def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
 
 
 def test_while_servers_start_it_is_said_once_what_each_waits_for(connect, capfd):
-    urls = [f"http://127.0.0.1:{port}" for port in free_ports(2)]
+    urls = [f"http://127.0.0.1:{port}" for port in free_ports(2, "127.0.0.1")]
     with pytest.raises(ServerError, match="not every server is ready since 3 s"):
         connect(*urls, deadline_s=1)
     said = capfd.readouterr().err
