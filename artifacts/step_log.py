@@ -100,11 +100,11 @@ def log_evaluation(run, rollouts, correct, mean_at_k, held_out, metrics, seconds
     ConfigError, at step 0: no whole one could be judged, or too many got no reward."""
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
     if run.step == 0 and all(problem.kind.startswith("reward") for problem in heldout):
-        ended = fmean(r.finish_reason == "stop" for r in rollouts)      # an own reward judges these
+        asked = metrics["verifier/slow_frac"]       # the texts that an own reward was asked about
         bad = metrics["verifier/error_frac"] + metrics["verifier/timeout_frac"]
-        if 0 < ended <= bad + 1e-9 or \
+        if 0 < asked <= bad + 1e-9 or \
                 metrics["verifier/bad_reward_frac"] > run.config.max_unusable:
-            raise ConfigError(f"task = {run.config.task!r}: {bad / ended:.0%} of the first answers "
+            raise ConfigError(f"task = {run.config.task!r}: {bad / asked:.0%} of the first answers "
                               "could not be judged; each first cause is told above")
     for task, mean in mean_at_k.items():
         rates[f"eval/{task}/mean@{k}"] = mean

@@ -49,6 +49,9 @@ def main(argv=None, make_trainer=Trainer):
                 raise ConfigError("--fresh: not for ranks that others start; take another --name")
             folder.set_aside()
         if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
+            if folder.begun and not flags.serve_only:
+                folder.lock()                           # rank 0 would ask after servers have begun
+                folder.close()
             return launch.launch(config, argv, flags.serve_only)
         with signals.heeded():
             launch.plan_alone(config)                   # refuses what would fail minutes later

@@ -40,6 +40,9 @@ def read_model(what, config, **options):
                              "save that, and give its folder")
         if any(path.stat().st_size < 200 for path in Path(name).glob("*.safetensors")):
             raise ValueError("weights of a few bytes: `git lfs pull` there brings the real ones")
+        if what is AutoTokenizer and not on_hub and not any(
+                re.match("token|vocab|.*[.]model$", path.name) for path in Path(name).iterdir()):
+            raise ValueError("no tokenizer in this folder: save the model's there")
         return what.from_pretrained(name, **options)
 
 
@@ -87,8 +90,8 @@ def load_model(config, shapes_only=False):
         warnings.warn(f"{about}{len(unread)} tensors of the files belong to no part of this model "
                       f"and are left out: {', '.join(unread[:4])}", stacklevel=1)
     if not is_packed(model):
-        warnings.warn(f"{about}computed by the model's own forward pass, at about a quarter of the "
-                      f"speed of packed rows: {model.slow_because}", stacklevel=1)
+        warnings.warn(f"{about}computed by the model's own forward pass, slower than packed rows: "
+                      f"{model.slow_because}", stacklevel=1)
     if model.config.model_type != settings.model_type:
         warnings.warn(f"{about}only its text part ({type(model).__name__}) is trained and saved",
                       stacklevel=1)

@@ -89,9 +89,8 @@ def log_in(folder):
 
 def read_text(path):
     """A file's text. PowerShell's > writes UTF-16, which begins with FF FE; Excel a mark (sig)."""
-    data = path.read_bytes()
-    text = data.decode("utf-16" if data[:1] > b"\xfd" else "utf-8-sig", "replace")
-    return re.sub("\r\n?", "\n", text)
+    kind = "utf-16" if (data := path.read_bytes())[:1] > b"\xfd" else "utf-8-sig"
+    return re.sub("\r\n?", "\n", data.decode(kind, "replace"))
 
 
 def read_table(path):

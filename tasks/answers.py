@@ -58,7 +58,6 @@ def by_choice(text, gold, question):
                 if same and (clean(both[2]) == clean(pair[1]) if both else (
                         word(part) == pair[0] or not RE.choice.fullmatch(part))):
                     return parts, [True]
-    return None
 
 
 def judged(text, gold, question=""):

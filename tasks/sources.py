@@ -66,7 +66,6 @@ def checked_options(name, options, defaults):
     return defaults | options
 
 
-# Where five steps must all be right, the curve begins late and ends suddenly.
 TOY_OPTIONS = {"size": 2500, "min_digits": 2, "max_digits": 4}
 
 

@@ -521,7 +521,7 @@ BAD_INPUT = {
     "unknown key": (["--config", "bad.toml"], "bad.toml: unknown key 'epsmax'; --help"),
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
     "not a model": (["--model", "."], "no folder with config.json"),
-    "a model without a tokenizer": (["--model", "mute"], "model = 'mute': cannot be read"),
+    "a model without a tokenizer": (["--model", "mute"], "'mute': cannot be read: no tokenizer in"),
     "a model that was cut off": (["--model", "cut"], "model = 'cut': cannot be read"),
     "unknown task": (["--task", "tic-tac-toe"], "tic-tac-toe"),
     "task with a typo": (["--task", "polaris"], "task 'polaris' is unknown: use toy,"),

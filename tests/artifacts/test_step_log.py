@@ -5,6 +5,8 @@ import os
 import random
 import sys
 import time
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +14,13 @@ from conftest import rollouts_of
 
 from artifacts import step_log
 from artifacts.run_folder import Progress
+from config import ConfigError
 from engines import accept
 from fit import sigmoid
 from fitting.forecast import forecast_line
 from sampler import Interruption, Request, TransformersSampler
 from study import toy
+from tasks import Problem
 
 
 def evaluations(folder, rates, step=25, tasks=("toy",)):
@@ -95,6 +99,19 @@ def test_the_line_of_an_evaluation_says_what_could_not_be_judged(tmp_path, capsy
         step_log.show_evaluation(tmp_path, 20)
         line = capsys.readouterr().out
         assert line == f"evaluation at step 0/20: toy 0.000 at 0 FLOPs{told}\n"
+
+
+def test_a_reward_that_fails_on_all_it_is_asked_about_ends_the_run_where_a_text_is_empty(tmp_path):
+    """An empty text is wrong unasked: one among the first answers, and the run trained on."""
+    problem = Problem("mine/1", "mine", "Say it.", "()", kind="reward")
+    config = SimpleNamespace(task="mine.py", max_unusable=.02, eval_samples=5)
+    problems = SimpleNamespace(heldout={problem.id: problem})
+    run = SimpleNamespace(step=0, config=config, problems=problems)
+    rollouts = [SimpleNamespace(finish_reason="stop")] * 10
+    metrics = {f"verifier/{name}_frac": frac for name, frac in (
+        ("slow", .9), ("error", .6), ("timeout", .3), ("bad_reward", 0))}
+    with pytest.raises(ConfigError, match="mine.py.*: 100% of the first answers could not be judg"):
+        step_log.log_evaluation(run, rollouts, Counter(), {}, 0.0, metrics, 1.0)
 
 
 @pytest.mark.parametrize("cut,told", [(0.05, ""), (0.5, " (50% of the answers were cut off)")])

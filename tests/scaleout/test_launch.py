@@ -27,6 +27,7 @@ from transformers import Qwen3Config
 from command import main as command_main
 from command.main import main
 from artifacts import checkpoint
+from artifacts.run_folder import RunFolder
 from artifacts.settings import LAUNCHED
 from command.options import parse
 from config import Config, ConfigError
@@ -392,6 +393,21 @@ def running(folder, *commands):
                 p.kill()
         for process in processes:
             process.wait(LIMIT_S)
+
+
+def test_no_server_is_started_for_a_run_that_another_process_trains(eight, tmp_path, monkeypatch,
+                                                                    capsys):
+    """It was said after a minute, when a whole server stood beside the first one."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", str(eight), "--name", "r", "--gpus", "0", "--engine", "vllm"]
+    folder = RunFolder(parse(words)[0])
+    folder.make("cpu")                                  # and holds its lock
+    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("it starts"))
+    assert main([*words, "--servers", "1"]) == 2
+    assert capsys.readouterr().err == "scalerl.py: runs/r: another process is training it\n"
+    folder.close()
+    monkeypatch.setattr(launch, "launch", lambda *_: 7)
+    assert main([*words, "--servers", "1"]) == 7
 
 
 def text_of(path):
