@@ -346,8 +346,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                 which is cautious (an evaluation asks the same problems each time)
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), (0, 1) if R0 is fitted; equal numbers fix A
-    C_mid_nodes grid method: ascending; by default 400, from first C / 10 (of the power law first C
-                / 1e5) to 2 * last C
+    C_mid_nodes grid method: ascending; by default 400, C[0] / 10 (power: C[0] / 1e5) to 2 C[-1]
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):

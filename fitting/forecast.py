@@ -6,7 +6,6 @@ from fit import FEW, LAST, SAME_A, BadInput, autocorrelation, fit_curve, interva
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
 WIDEST = 0.5                                    # a wider interval is of no use
 FALLS = "if this run does not fall (59 of 396 published ones did)"
-FELL = "the reward falls, and no law here does"
 
 
 def with_ends(value, low, high):
@@ -57,7 +56,7 @@ def judge(fit, C):
     elif not high - low <= WIDEST:              # nor if C is empty, or no number
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
     if falls(fit):
-        verdict, reasons = LAST_VALUE, [FELL, *reasons]
+        verdict, reasons = LAST_VALUE, ["the reward falls, and no law here does", *reasons]
     value = law if verdict == USABLE else float(np.median([law, naive, line]))
     return dict(verdict=verdict, reasons=[*reasons, *doubts(fit)], value=value, law=law, lo=low,
                 hi=high, naive=naive, line=line)
@@ -68,7 +67,7 @@ def verdict_line(told, where, why=False):
     curve, usable = with_ends(told["law"], told["lo"], told["hi"]), told["verdict"] == USABLE
     first = curve if usable else f"expect {told['value']:.3f} (middle of three)"
     other, link = ("", "but") if usable else (f"the curve says {curve}, ", "because")
-    fate = f", {FALLS}" * (FELL not in told["reasons"])
+    fate = "" if "the reward falls" in "".join(told["reasons"]) else f", {FALLS}"
     return (f"{told['verdict']}: {first} {where}{fate}; {other}the last value is "
             f"{told['naive']:.3f}, the line in log C {told['line']:.3f}"
             + "".join(f"\n  {link} {reason}" for reason in told["reasons"][:None if why else 2]))

@@ -288,13 +288,15 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         steps = [s for s in STEP_COLUMNS if any(s in row for row in rows if y_name in row)]
         near = rows if x or steps else [row for row in rows if y_name in row]
         names = [name for name in X_COLUMNS if name in steps or name not in STEP_COLUMNS]
-        most = 0 if x or not steps else evaluations(rows, steps[0], y_name, path, steps)[0].size
+        S = evaluations(rows, steps[0], y_name, path, steps)[0] if steps and not x else np.empty(0)
         while True:
             x_name, _ = pick(near, x, names, "--x", path)
             C, R, doubts = evaluations(rows, x_name, y_name, path, steps)
-            if C.size >= 0.8 * most:
-                break                       # else TRL's num_tokens, in rows of training alone
-            notes.append(f"--x is not {x_name}: {C.size} of {most} evaluations have it")
+            back = C.size == S.size and (np.diff(C[np.argsort(S)]) < 0).sum() > 0.2 * C.size
+            if not S.size or C.size >= 0.8 * S.size and not back:
+                break           # else tokens of one step, or TRL's, in rows of training alone
+            notes.append(f"--x is not {x_name}: " + (
+                "it falls" if back else f"{C.size} of {S.size} evaluations have it"))
             names = names[names.index(metric(x_name)) + 1:]
         x, y = x or metric(x_name), y or metric(y_name)
         if not C.size:

@@ -264,6 +264,17 @@ def test_openrlhf_evaluations_have_their_step_and_its_filter_is_no_pass_rate(tmp
     assert curve.x == "step" and curve.C.tolist() == list(range(0, 90, 10))
 
 
+def test_tokens_of_one_step_each_are_no_compute(tmp_path):
+    """They rise and fall; taken for x, a clean rise was "no rise", without a word."""
+    path, rng = tmp_path / "log.jsonl", np.random.default_rng()
+    path.write_text("".join(json.dumps({
+        "step": i, "num_tokens": rng.uniform(900, 1100), "eval/reward": i / 40}) + "\n"
+        for i in range(30)))
+    curve = readers.load(str(path))
+    assert curve.x == "step" and curve.R.tolist() == [i / 40 for i in range(30)]
+    assert "--x is not num_tokens: it falls" in curve.notes
+
+
 def test_a_sum_of_rewards_is_refused_with_the_column_that_is_a_rate(tmp_path):
     """TRL adds its reward functions up in eval_reward."""
     path = tmp_path / "trainer_state.json"
