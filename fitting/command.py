@@ -120,7 +120,7 @@ def arguments(argv):
     add("--like", nargs="+", metavar="EARLIER", help="learn from whole runs of its task and recipe")
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
-    add("--target", type=float, metavar="R", help="compute that this pass rate takes")
+    add("--target", type=float, metavar="R", help="compute that this rate takes, in [0, 1]")
     plan("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or typical")
     plan("--apart", type=float, metavar="D", help="in place of --plan: to tell two recipes D apart")
     add("--answers", type=float, metavar="N", help="problems x samples of one: the least noise")

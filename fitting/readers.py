@@ -18,8 +18,8 @@ from fit import BadInput, checked
 
 NAMES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf-8"))
 STEP_COLUMNS, Y_COLUMNS, LOGS, LIKELY = (NAMES[k] for k in ("steps", "rewards", "logs", "likely"))
-X_COLUMNS = [*NAMES["compute"], *STEP_COLUMNS, "epoch"]
-SPREAD, PLAIN_STEP, PLAIN_CELL, DECIMAL = map(re.compile, NAMES["patterns"].values())   # in order
+X_COLUMNS = [*NAMES["compute"], *STEP_COLUMNS, "episode", "epoch"]
+SPREAD, PLAIN_STEP, PLAIN_CELL, DECIMAL, THOUSAND = map(re.compile, NAMES["patterns"].values())
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 
 
@@ -95,9 +95,9 @@ def read_text(path):
 
 def read_table(path):
     """The rows of a table with a header; , separates cells, or ; or tab: then 0,5 is .5."""
-    lines = read_text(path).lstrip("\n").split("\n")
-    mark = max(",;\t", key=lines[0].count)
-    lines = lines if mark == "," else [DECIMAL.sub(r"\1.\2", line) for line in lines]
+    mark = max(",;\t", key=(lines := read_text(path).lstrip("\n").split("\n"))[0].count)
+    if mark != "," and any(map(DECIMAL.search, lines)):         # 1.234,5
+        lines = [DECIMAL.sub(r"\1.\2", THOUSAND.sub("", line)) for line in lines]
     table = csv.DictReader(lines, delimiter=mark, skipinitialspace=True)
     rows, names = list(table), table.fieldnames or ()
     if twice := [name for name in names if name and names.count(name) > 1]:
@@ -205,8 +205,8 @@ def flat(row):
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
-        elif name == "run" and value not in (None, ""):   # "007" is a name
-            cells[name] = str(value).strip()
+        elif name.lower() in ("run", "run_id", "name") and value not in (None, ""):   # "007", too
+            cells["run"] = str(value).strip()
         elif isinstance(value, int | float | str):        # else null, a list
             try:
                 cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)

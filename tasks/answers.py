@@ -46,8 +46,7 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
 def by_choice(text, gold, question):
     """What `judged` returns, where the question shows the gold answer as the letter or the value of
     a choice, and the text gives the other one: "C" for 9, 9 for "C". Else None."""
-    shown = RE.text.sub(r"\1", question)
-    for pair in RE.choices.findall(RE.gap.sub(" ", shown) if "\\" in question else shown):
+    for pair in RE.choices.findall(RE.gap.sub(" ", RE.text.sub(r"\1", question))):
         for one, other in (pair, pair[::-1]):
             if clean(one) == clean(gold):
                 parts, right = judged(text, other)

@@ -227,6 +227,7 @@ def test_a_table_from_excel_is_read(tmp_path):
               '{"gpu_hours": 1500.5, "pass_rate": 0.4}\n', "utf-8-sig"),
     ("a.csv", "gpu_hours,pass_rate\n0,0.2\n500,0.31\n1500.5,0.4\n", "utf-16"),
     ("a.csv", "gpu_hours;pass_rate\r\n0;0,2\r\n500;0,31\r\n1500,5;0,4\r\n", "utf-8"),   # Germany
+    ("a.csv", "gpu_hours;pass_rate\n0;20%\n500;31,0%\n1.500,50;40%\n", "utf-8"),
     ("a.tsv", "gpu_hours\tpass_rate\n0,0\t20%\n500\t31,0%\n1500,5\t40,00%\n", "utf-8"),
     ("a.jsonl", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'
                 '{"gpu_hours": 1500.5, "pass_rate": 0.4}]', "utf-8"),
@@ -240,6 +241,24 @@ def test_tables_of_other_countries_and_programs_are_read(name, text, encoding, t
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0, 500, 1500.5] and curve.R.tolist() == [0.2, 0.31, 0.4]
     assert not curve.notes
+
+
+def test_a_thousand_with_a_point_is_a_thousand_where_decimals_have_a_comma(tmp_path):
+    path = tmp_path / "a.csv"
+    for last, C in (("0,36", [0, 500, 1000]), ("0.36", [0, 1, 500])):
+        path.write_text(f"gpu_hours;pass_rate\n0;0.2\n500;0.25\n1.000;{last}\n")
+        assert sorted(readers.load(str(path)).C) == C
+
+
+@pytest.mark.parametrize("column", ["run", "Run", "run_id", "Name"])
+def test_several_runs_in_a_table_are_not_pooled_in_silence(column, tmp_path):
+    """Two recipes made one curve, and "forecast usable"."""
+    path = tmp_path / "a.csv"
+    path.write_text(f"{column},step,pass_rate\n" + "".join(
+        f"{name},{i},{i / 20}\n" for name in ("base", "new") for i in range(9)))
+    with pytest.raises(BadInput, match="has several runs: TABLE:RUN names one"):
+        readers.load(str(path))
+    assert readers.load(f"{path}:new").C.tolist() == list(range(9))
 
 
 def test_a_thousand_with_a_comma_is_no_decimal(tmp_path):
