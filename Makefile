@@ -36,7 +36,7 @@ export OMP_WAIT_POLICY ?= passive
 # it is, and the next run gets a folder of its own.
 NOW    := $(shell date +%Y%m%d-%H%M%S)
 SEED   ?= 0
-stopped = $(foreach d,$(wildcard runs/$(1) runs/$(1)-2*),$(if $(wildcard $(d)/done),,$(notdir $(d))))
+stopped = $(foreach d,$(wildcard runs/$(1) runs/$(1)-2???????-??????),$(if $(wildcard $(d)/done),,$(notdir $(d))))
 named   = $(or $(lastword $(call stopped,$(1))),$(1)$(if $(wildcard runs/$(1)/done),-$(NOW)))
 OF     := $(addprefix -seed,$(filter-out 0,$(SEED)))
 demo:  RUN := $(or $(RUN),$(call named,demo$(OF)))

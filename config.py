@@ -36,8 +36,7 @@ class Config:
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
                                         # (unreadable right answer, long prompt), or of your reward
                                         # function's first values, cannot be used
-    instruction: str = ""               # ours; the system message; if the model's chat template
-                                        # has none, it stands before each question
+    instruction: str = ""               # ours; system message; without one, before the question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
     think_close: str = "</think>"       # paper; the verifier reads what follows it, or all

@@ -19,7 +19,7 @@ from fit import BadInput, checked
 NAMES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf-8"))
 STEP_COLUMNS, Y_COLUMNS, LOGS, LIKELY = (NAMES[k] for k in ("steps", "rewards", "logs", "likely"))
 X_COLUMNS = [*NAMES["compute"], *STEP_COLUMNS, "episode", "epoch"]
-SPREAD, PLAIN_STEP, PLAIN_CELL, DECIMAL, THOUSAND = map(re.compile, NAMES["patterns"].values())
+RE = {name: re.compile(pattern) for name, pattern in NAMES["patterns"].items()}
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 
 
@@ -96,8 +96,8 @@ def read_text(path):
 def read_table(path):
     """The rows of a table with a header; , separates cells, or ; or tab: then 0,5 is .5."""
     mark = max(",;\t", key=(lines := read_text(path).lstrip("\n").split("\n"))[0].count)
-    if mark != "," and any(map(DECIMAL.search, lines)):         # 1.234,5
-        lines = [DECIMAL.sub(r"\1.\2", THOUSAND.sub("", line)) for line in lines]
+    if mark != "," and any(map(RE["decimal"].search, lines)):         # 1.234,5
+        lines = [re.sub(r"(?<=\d),(?=\d)", ".", RE["thousand"].sub("", line)) for line in lines]
     table = csv.DictReader(lines, delimiter=mark, skipinitialspace=True)
     rows, names = list(table), table.fieldnames or ()
     if twice := [name for name in names if name and names.count(name) > 1]:
@@ -139,17 +139,15 @@ def read_console(text):
         if found := re.search(r"\bstep:\d+ - .*", line):
             row = dict(cell.rsplit(":", 1) for cell in found[0].split(" - ") if ":" in cell)
             lines.append(first | row if row["step"] == "0" else row)
-        elif found := re.search(
-                r"(?:\b(?:global_)?(?:step|eval|rollout) (\d+)[^{]*)?(\{['\"][^{}]*\})", line):
+        elif found := RE["table"].search(line):
             with contextlib.suppress(SyntaxError, ValueError):  # a dict of other things
-                row = ast.literal_eval(re.sub(
-                    r": ?(-?(?:nan|inf|NaN|Infinity|null|true|false))\b", r": '\1'", found[2]))
+                row = ast.literal_eval(RE["no_literal"].sub(r": '\1'", found[2]))
                 if "Initial validation metrics" in line:        # verl's step 0, the oldest: no val/
                     first = {re.sub("^test_s", "val/test_s", name): row[name] for name in row}
                 elif isinstance(row, dict):
                     dicts.append({"step": found[1]} | row if found[1] else row)
-        elif (found := PLAIN_STEP.search(line)) and re.search(r"(?i)reward|acc\b|accuracy", line):
-            plain.append(dict(PLAIN_CELL.findall(line[found.end():])) | {"step": found[1]})
+        elif (found := RE["plain"].search(line)) and re.search(r"(?i)reward|acc\b|accuracy", line):
+            plain.append(dict(RE["cell"].findall(line[found.end():])) | {"step": found[1]})
     return lines or max(dicts, plain, key=lambda r: "reward" in str(r).lower() or len(r) / 1e9)
 
 
@@ -205,8 +203,8 @@ def flat(row):
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
-        elif name.lower() in ("run", "run_id", "name") and value not in (None, ""):   # "007", too
-            cells["run"] = str(value).strip()
+        elif name == "run" and value not in (None, ""):   # "007" is a name
+            cells[name] = str(value).strip()
         elif isinstance(value, int | float | str):        # else null, a list
             try:
                 cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)
@@ -219,7 +217,7 @@ def flat(row):
 def pick(rows, wanted, patterns, option, path):
     """The column to use, and a note if others would have done."""
     numbers = {name: 1 for row in rows for name, v in row.items() if isinstance(v, float)}
-    usual = [name for name in numbers if not SPREAD.search(metric(name))]
+    usual = [name for name in numbers if not RE["spread"].search(metric(name))]
     for pattern in [wanted] if wanted else patterns:
         found = [pattern] if pattern in numbers else [
             name for name in usual if fnmatch.fnmatchcase(metric(name), pattern)]
@@ -292,7 +290,9 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         while True:
             x_name, _ = pick(near, x, names, "--x", path)
             C, R, doubts = evaluations(rows, x_name, y_name, path, steps)
-            back = C.size == S.size and (np.diff(C[np.argsort(S)]) < 0).sum() > 0.2 * C.size
+            _, at = np.unique(S, return_inverse=True)       # seeds may have the same steps
+            back = C.size == S.size > 0 and (
+                np.diff(np.bincount(at, C) / np.bincount(at)) < 0).sum() > 0.2 * at.max()
             if not S.size or C.size >= 0.8 * S.size and not back:
                 break           # else tokens of one step, or TRL's, in rows of training alone
             notes.append(f"--x is not {x_name}: " + (
@@ -311,12 +311,12 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         rates = R / 100 if percent else (R - lo) / ((hi - lo) or np.nan)
         if not 0 <= rates.min() <= rates.max() <= 1 + 1e-9:
             found = [row for row in rows if y_name in row]
-            rates = [name for name in found[0] if re.search(LIKELY["--y"], name.lower()) and all(
-                isinstance(row.get(name), float) and 0 <= row[name] <= 1 for row in found)]
+            better = [name for name in found[0] if re.search(LIKELY["--y"], name.lower()) and all(
+                isinstance(row.get(name), float) and 0 <= row[name] <= 1 for row in found)
+                and not RE["spread"].search(metric(name))]
             raise BadInput(f"{y_name} goes from {R.min():g} to {R.max():g}, not from {lo:g} to "
-                           f"{hi:g}: a pass rate lies in [0, 1], --reward-range LO HI maps others "
-                           "(LO and HI: the least and the most that is possible)"
-                           + f"; or --y {' or '.join(rates[:3])}" * bool(rates))
+                           f"{hi:g}: a pass rate lies in [0, 1], --reward-range LO HI (least, most)"
+                           " maps others" + f"; or --y {' or '.join(better[:3])}" * bool(better))
         seeds.append((C * x_scale, rates))
     label = seeds[1:] and name or run or (given.absolute().name if given.is_dir() else given.stem)
     picture = given / "curve.png" if given.is_dir() and not seeds[1:] else Path("" if (

@@ -53,10 +53,11 @@ def by_choice(text, gold, question):
                 part = RE.text.sub(r"\1", parts[0]) if parts else ""
                 if (both := RE.lettered.fullmatch(part)) and both[1] != pair[0]:
                     return parts, [False]  # (D) 9, where C is 9
-                same = right == [True] or parts == [clean(other)]  # of formulas
-                if same and (clean(both[2]) == clean(pair[1]) if both else (
-                        word(part) == pair[0] or not RE.choice.fullmatch(part))):
-                    return parts, [True]
+                found = judged(rf"\boxed{{{both[2]}}}", pair[1], question) if both else (
+                    parts, [right == [True] or parts == [clean(other)]])  # the latter: a formula
+                if both and one == pair[1] or found[1] == [True] and (
+                        both or word(part) == pair[0] or not RE.choice.fullmatch(part)):
+                    return found
 
 
 def judged(text, gold, question=""):

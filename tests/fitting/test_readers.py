@@ -245,26 +245,22 @@ def test_tables_of_other_countries_and_programs_are_read(name, text, encoding, t
 
 def test_a_thousand_with_a_point_is_a_thousand_where_decimals_have_a_comma(tmp_path):
     path = tmp_path / "a.csv"
-    for last, C in (("0,36", [0, 500, 1000]), ("0.36", [0, 1, 500])):
-        path.write_text(f"gpu_hours;pass_rate\n0;0.2\n500;0.25\n1.000;{last}\n")
-        assert sorted(readers.load(str(path)).C) == C
-
-
-@pytest.mark.parametrize("column", ["run", "Run", "run_id", "Name"])
-def test_several_runs_in_a_table_are_not_pooled_in_silence(column, tmp_path):
-    """Two recipes made one curve, and "forecast usable"."""
-    path = tmp_path / "a.csv"
-    path.write_text(f"{column},step,pass_rate\n" + "".join(
-        f"{name},{i},{i / 20}\n" for name in ("base", "new") for i in range(9)))
-    with pytest.raises(BadInput, match="has several runs: TABLE:RUN names one"):
-        readers.load(str(path))
-    assert readers.load(f"{path}:new").C.tolist() == list(range(9))
+    for last, C in (("0,36", [0, 500, 1000, 10_000, 1_250_000]), ("0.36", [0, 1, 10, 500])):
+        path.write_text("gpu_hours;pass_rate\n0;0.2\n500;0.250\n1.000;0.3\n10.000;0.31\n"
+                        f"1.250.000;{last}\n")
+        curve = readers.load(str(path))
+        assert sorted(curve.C) == C and 0.25 in curve.R
+    path.write_text("flops;pass_rate\n0;0,2\n1,23E+15;0,25\n1,500E+16;0,3\n")
+    assert readers.load(str(path), "flops").C.tolist() == [0, 1.23e15, 1.5e16]
+    path.write_text("gpu_hours;pass_rate\n0,000;20,5%\n1,000;25,125%\n")
+    curve = readers.load(str(path))
+    assert curve.C.tolist() == [0, 1] and curve.R.tolist() == [0.205, 0.25125]
 
 
 def test_a_thousand_with_a_comma_is_no_decimal(tmp_path):
-    """Where ; separates cells 12,25 is 12.25; but 1,000 may be a thousand: it is left out, told."""
+    """Where no cell shows which mark is which, 1,000 may be a thousand: it is left out, told."""
     path = tmp_path / "a.csv"
-    path.write_text("gpu_hours;pass_rate\n0;0,200\n1,000;0,25\n2,000;0,3\n")
+    path.write_text("gpu_hours;pass_rate\n0;20%\n1,000;25%\n2,000;30%\n")
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0]
     assert re.match("2 of 3 evaluations.*gpu_hours = 1,000,", curve.notes[0])
@@ -294,12 +290,21 @@ def test_tokens_of_one_step_each_are_no_compute(tmp_path):
     assert "--x is not num_tokens: it falls" in curve.notes
 
 
+def test_the_compute_of_two_seeds_in_one_log_is_compute(tmp_path):
+    """Sorted by step it goes up and down between the seeds."""
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": i, "gpu_hours": i * rate, "eval/reward": i / 40})
+                            + "\n" for rate in (1.3, 0.9) for i in range(1, 20)))
+    assert readers.load(str(path)).x == "gpu_hours"
+
+
 def test_a_sum_of_rewards_is_refused_with_the_column_that_is_a_rate(tmp_path):
     """TRL adds its reward functions up in eval_reward."""
     path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps({"log_history": [
         {"step": i, "eval_reward": 1 + i / 10, "eval_rewards/accuracy_reward/mean": i / 10,
-         "eval_rewards/format_reward/mean": 1.0, "eval_loss": 0.1} for i in range(7)]}))
+         "eval_rewards/format_reward/mean": 1.0, "eval_rewards/format_reward/std": 0.0,
+         "eval_loss": 0.1} for i in range(7)]}))
     with pytest.raises(BadInput, match="--reward-range LO HI.*; or --y eval_rewards/accuracy_reward"
                                        "/mean or eval_rewards/format_reward/mean$"):
         readers.load(str(path))

@@ -497,15 +497,16 @@ CHOICES = (r"$\textbf{(A)}\ -3\qquad\textbf{(B)}\ \sqrt{2}\qquad\textbf{(C)}\ 9\
     ("C", "9", [r"\textbf{(C) }9", r"\textbf{(C)}\ 9", r"\text{(C) } 9", r"(\text{C}) 9", "(C)9"]),
     ("A", "-3", [r"\textbf{(A)}\ -3", r"\mathrm{(A)}~-3", r"\textbf{(A)} -3"]),
     ("B", r"\sqrt{2}", [r"\textbf{(B)}\ \sqrt{2}", r"\mathrm{(B) \ } \sqrt{2}"]),
-    ("E", "none of these", [r"\textbf{(E)}\ \text{none of these}", "(E) none of these"])])
+    ("D", "(3, 4)", [r"\textbf{(D)}\ (3,4)", "(D) (3, 4)"]),
+    ("B", "12 minutes", [r"\textbf{(B)}\ 12\text{ minutes}"])])
 def test_a_gold_answer_with_letter_and_value_takes_either(question, letter, value, golds):
     r"""So AMC's are written in NuminaMath: the gold answer of \boxed{\textbf{(C) }9}. The
     letter was refused where the value is a number, and the value where it is a formula."""
     for gold in golds:
         for text in (gold, letter, f"({letter})", rf"\textbf{{({letter})}}", f"({letter}) {value}",
-                     rf"\text{{{value}}}" if " " in value else value):
+                     value):
             assert verify(rf"\boxed{{{text}}}", gold, "math", question)[0] > 0, (gold, text)
-        other = "D" if letter != "D" else "A"
+        other = "E" if letter != "E" else "A"
         for text in (other, "11", f"({other}) {value}", f"({letter}) 11", f"{letter}, {other}"):
             assert verify(rf"\boxed{{{text}}}", gold, "math", question)[0] < 0, (gold, text)
 
@@ -517,9 +518,19 @@ def test_choices_in_latex_are_choices():
             assert (verify(rf"\boxed{{{text}}}", gold, "math", CHOICES)[0] > 0) == (text == right)
 
 
-def test_two_events_in_brackets_are_no_choice():
-    for gold in ("(A) and (C)", r"(A) \cup (B)", "(A, B)"):
-        assert verify(r"\boxed{A}", gold)[0] < 0 and verify(rf"\boxed{{{gold}}}", gold)[0] > 0
+def test_several_choices_and_events_in_brackets_are_no_choice_with_its_value():
+    """Each was right as it is written, and must stay so; one letter of two is not."""
+    for gold in ("(A) and (C)", r"(A) \cup (B)", "(A, B)", "(A) 3, (B) 5", "(A)+(B)",
+                 r"(A)\setminus(B)"):
+        assert verify(r"\boxed{A}", gold)[0] < 0, gold
+        assert verify(rf"\boxed{{{gold}}}", gold)[0] > 0, gold
+
+
+@pytest.mark.parametrize("gold", [r"\textbf{(E)}\ \text{none of these}", "(E) none of these",
+                                  r"(E) \text{I and II only}", r"(E) \text{Both A and B}"])
+def test_of_a_choice_in_words_the_letter_is_right(gold):
+    for text, right in ((gold, True), ("E", True), ("(E)", True), ("D", False), ("A", False)):
+        assert (verify(rf"\boxed{{{text}}}", gold)[0] > 0) == right, text
 
 
 @pytest.mark.parametrize(("gold", "question", "right", "wrong"), [

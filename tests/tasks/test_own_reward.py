@@ -20,7 +20,7 @@ from tasks.problems import check_files, check_gold, load_splits
 from tasks.sources import load_pool, own_problems
 from config import Config
 
-EXAMPLE = re.search(r"```python\n(\"\"\"Write a word.*?)```", (ROOT / "docs/tasks.md").read_text(),
+EXAMPLE = re.search(r"```python\n(\"\"\"Write a short.*?)```", (ROOT / "docs/tasks.md").read_text(),
                     re.S)[1]
 PROBLEM = 'problems = [{"question": "q", "n": 5}]\n'
 
@@ -44,22 +44,24 @@ def reasons(problems, texts, deadline_s=60.0, workers=2):
     return scores.reasons, scores.log, time.monotonic() - start
 
 
-def test_the_example_of_the_page_is_a_task_and_pays_right_words_alone(file, seed):
-    """Fresh problems of it, by way of the verifier, against a plain count of letters."""
+def test_the_example_of_the_page_is_a_task_and_pays_right_sentences_alone(file, seed):
+    """Fresh problems of it, by way of the verifier, against a plain count of words."""
     assert len(EXAMPLE.splitlines()) <= 15
     path, problems = file(EXAMPLE, "words.py")
     rng = random.Random(seed)
-    assert len(problems) == 6 * 26 and check_gold(problems, AtOnce()) == {}
+    assert len(problems) == 7 * 30 and check_gold(problems, AtOnce()) == {}
     assert load_task(path, "heldout", heldout=30) == load_task(path, "heldout", heldout=30)
     asked = {p.id: p for p in rng.sample(problems, 12)}
     rollouts, expected = [], []
     for name, problem in asked.items():
-        n, letter = re.search(r"of (\d) letters .* with (.)", problem.question).groups()
-        start, length = rng.choice([letter, letter, "?"]), rng.choice([int(n), int(n), int(n) + 1])
-        word = start + "".join(rng.choices("abcxyz", k=length - 1))
-        rollouts += [finished(f"{letter * int(n)}</think> {word.title()}.\n", name),
-                     finished(letter * int(n), name, reason="length"), finished("", name)]
-        expected += [1.0 if start == letter and length == int(n) else -1.0, -1.0, -1.0]
+        n, word = re.search(r"at most (\d+) words with the word (\w+)", problem.question).groups()
+        length, has = rng.choice([3, int(n), int(n) + 1]), rng.random() < 0.7
+        said = [*rng.choices(["so", word + "s"], k=length - 1), word if has else "so"]
+        rng.shuffle(said)
+        sentence = " ".join(said).capitalize()
+        rollouts += [finished(f"{word}</think> {sentence}.\n", name),
+                     finished(word, name, reason="length"), finished("", name)]
+        expected += [1.0 if has and length <= int(n) else -1.0, -1.0, -1.0]
     with Verifier(workers=2) as verifier:
         rewards, log = verifier.rewards(rollouts, asked, Chars)
     assert rewards == expected and log["verifier/slow_frac"] == pytest.approx(1 / 3)
