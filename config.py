@@ -39,13 +39,13 @@ class Config:
     instruction: str = ""               # ours; system message; without one, before the question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
-    think_close: str = "</think>"       # paper; the verifier reads what follows it, or all
+    think_close: str = "</think>"       # paper; the verifier reads what follows it, else all
 
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 1000                   # ours; of the loop; the paper has thousands
-    eval_every: int = 100               # paper; in steps; after step 0 a checkpoint first (ours)
+    eval_every: int = 100               # paper; steps; a checkpoint first (ours), but not at step 0
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
@@ -102,7 +102,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); at 5e-7 fp32 rounds it off
+    weight_decay: float = 0.01          # paper; of all weights (ours); at lr 5e-7 lost to rounding
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed

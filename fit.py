@@ -81,7 +81,7 @@ def compute_needed(law, R, A, B, C_mid, R0):
     first), else inf if R >= A."""
     with np.errstate(all="ignore"):           # outside R0 < R < A there is no inverse
         C = C_mid * LAWS[law][1](np.divide(R - R0, A - R0), B)
-    return np.where(R <= R0, 0.0, np.where(R >= A, np.inf, np.maximum(C, 0)))
+    return np.where(R <= R0, 0.0, np.where(R >= A, np.inf, C))
 
 
 # ------------------------------------------------------------------------------ 2. least squares
@@ -201,7 +201,7 @@ class Replicates:
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds draws of `self.noise`."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:       # other draws than those of `replicates`, which are of seed 0 and (S, n)
+        if noise:       # where k = n, one seed would repeat the draws that `replicates` has fitted
             rng = np.random.default_rng((1, 1) if len(paths.T) == len(self.noise) else 0)
             paths = paths + rng.choice(self.noise, paths.shape)
         return paths
@@ -211,7 +211,7 @@ def widened(residual, parameters, least=NOISE):
     """Residuals (n,) of a fit with p parameters -> (n,), larger, to be drawn as noise. Factors:
 
     sqrt(n / (n - p))     degrees of freedom: a fit follows the noise, so its residuals are small
-    t / z                 the noise's size is estimated: Student's t, not normal (exact at the 90%)
+    t / z                 the noise's size is estimated: Student's t, not normal (exact for 90%)
     sqrt((1 + rho) / (1 - rho))   neighbors correlate (rho, AR(1)), so their means vary more than
                           those of independent draws. A fit lowers rho by about p / n: added back"""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
@@ -346,7 +346,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                 which is cautious (an evaluation asks the same problems each time)
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), (0, 1) if R0 is fitted; equal numbers fix A
-    C_mid_nodes grid method: ascending; by default 400, C[0] / 10 (power: C[0] / 1e5) to 2 C[-1]
+    C_mid_nodes grid method: ascending; by default 400, from 1/10 (power: 1e-5) of the first C > 0
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
@@ -383,7 +383,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     # The paper's grid gives theta alone. Intervals and rivals stay those of the free fit above.
     if method == "grid":
-        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .450, .455
+        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .28 too
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(first / (1e5 if law == "power" else 10), 2 * last, 400)

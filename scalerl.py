@@ -18,7 +18,7 @@ where it is negative. That is GRPO. ScaleRL is GRPO, but:
                                 learns (where Â > 0, PPO's clip takes its gradient); one std for the
                                 batch; tokens are averaged by prompt; fp32 logits in the sampler too
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
-    4       nowhere             KL penalty (GRPO has one), entropy bonus and, as in GRPO, critic
+                                no KL penalty (GRPO has one), no entropy bonus, no value network
 
 "Ours" marks what the paper does not say, or has otherwise. For example: the x of the curve is the
 FLOPs of generation and training (the paper: GPU-hours), without those of evaluations.
@@ -287,7 +287,7 @@ class Policy(torch.nn.Module):
         # `predict` 1 2 1: the states of q, a, q in the row.
         row = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens need no log-prob. O: all output tokens.
-        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # bool
+        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
         with torch.autocast(head.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = row.states(self.model)                             # (tokens of the row, H)
             # The shift by one: the state of a token predicts the next token.
@@ -453,7 +453,7 @@ class Run:
         self.push_weights()
         watch.lap("sync")
 
-        # 5. Write the step down. x of the curve: FLOPs of `rollouts`, 3 times those of `kept`.
+        # 5. Write the step down. x of the curve: FLOPs of `rollouts` and 3 times those of `kept`.
         self.step += 1
         self.compute.add_step(rollouts, kept if stepped else [], config.samples_per_prompt,
                               self.generated, watch.total)

@@ -109,7 +109,7 @@ def arguments(argv):
     add("runs", nargs="*", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
     add("--x", help="column of compute")
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
-    add("--x-scale", type=float, default=1.0, metavar="K", help="as --x step --x-scale .4 (hours)")
+    add("--x-scale", type=float, default=1.0, metavar="K", help="multiply: --x step --x-scale .4")
     add("--reward-range", type=float, nargs=2, metavar=("LO", "HI"), default=(0.0, 1.0),
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")

@@ -141,7 +141,7 @@ def read_console(text):
             lines.append(first | row if row["step"] == "0" else row)
         elif found := RE["table"].search(line):
             with contextlib.suppress(SyntaxError, ValueError):  # a dict of other things
-                row = ast.literal_eval(RE["no_literal"].sub(r": '\1'", found[2]))
+                row = ast.literal_eval(RE["nan"].sub(r": '\1'", RE["null"].sub(": None", found[2])))
                 if "Initial validation metrics" in line:        # verl's step 0, the oldest: no val/
                     first = {re.sub("^test_s", "val/test_s", name): row[name] for name in row}
                 elif isinstance(row, dict):

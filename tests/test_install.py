@@ -131,6 +131,8 @@ def test_make_demo_goes_on_with_a_stopped_run_and_never_into_a_finished_one(tmp_
         assert named(*target) == name                                   # it goes on
         assert named(*target, "SEED=3") == f"{name}-seed3"              # another seed: another run
         (tmp_path / "runs" / name / "done").touch()
+        for other in "2gpu", "20260102-030405-old-1":
+            (tmp_path / "runs" / f"{name}-{other}").mkdir()
         assert re.fullmatch(rf"{name}-\d+-\d+", named(*target))
         (tmp_path / "runs" / f"{name}-20260102-030405").mkdir()
         assert named(*target) == f"{name}-20260102-030405"              # the second goes on, too

@@ -252,6 +252,8 @@ def test_a_thousand_with_a_point_is_a_thousand_where_decimals_have_a_comma(tmp_p
         assert sorted(curve.C) == C and 0.25 in curve.R
     path.write_text("flops;pass_rate\n0;0,2\n1,23E+15;0,25\n1,500E+16;0,3\n")
     assert readers.load(str(path), "flops").C.tolist() == [0, 1.23e15, 1.5e16]
+    path.write_text("gpu_hours\tpass_rate\tnote\n0.000\t.2\tGPUs 0,1\n7.500\t.25\tlr 1,5\n")
+    assert readers.load(str(path)).C.tolist() == [0, 7.5]      # a cell of text says nothing
     path.write_text("gpu_hours;pass_rate\n0,000;20,5%\n1,000;25,125%\n")
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0, 1] and curve.R.tolist() == [0.205, 0.25125]
@@ -264,6 +266,14 @@ def test_a_thousand_with_a_comma_is_no_decimal(tmp_path):
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0]
     assert re.match("2 of 3 evaluations.*gpu_hours = 1,000,", curve.notes[0])
+
+
+def test_null_is_no_evaluation(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("".join(f'INFO {{"step": {i}, "eval/reward": {i / 20 if i % 2 else "null"}}}\n'
+                            for i in range(12)))
+    curve = readers.load(str(path))
+    assert curve.C.tolist() == [1, 3, 5, 7, 9, 11] and not curve.notes
 
 
 def test_openrlhf_evaluations_have_their_step_and_its_filter_is_no_pass_rate(tmp_path):

@@ -498,6 +498,7 @@ CHOICES = (r"$\textbf{(A)}\ -3\qquad\textbf{(B)}\ \sqrt{2}\qquad\textbf{(C)}\ 9\
     ("A", "-3", [r"\textbf{(A)}\ -3", r"\mathrm{(A)}~-3", r"\textbf{(A)} -3"]),
     ("B", r"\sqrt{2}", [r"\textbf{(B)}\ \sqrt{2}", r"\mathrm{(B) \ } \sqrt{2}"]),
     ("D", "(3, 4)", [r"\textbf{(D)}\ (3,4)", "(D) (3, 4)"]),
+    ("C", "6 hours", [r"\textbf{(C)}\ 6\text{ hours}", "(C) 6 hours"]),
     ("B", "12 minutes", [r"\textbf{(B)}\ 12\text{ minutes}"])])
 def test_a_gold_answer_with_letter_and_value_takes_either(question, letter, value, golds):
     r"""So AMC's are written in NuminaMath: the gold answer of \boxed{\textbf{(C) }9}. The
@@ -524,6 +525,7 @@ def test_several_choices_and_events_in_brackets_are_no_choice_with_its_value():
                  r"(A)\setminus(B)"):
         assert verify(r"\boxed{A}", gold)[0] < 0, gold
         assert verify(rf"\boxed{{{gold}}}", gold)[0] > 0, gold
+    assert verify(r"\boxed{(A)'}", "(A)'")[0] > 0
 
 
 @pytest.mark.parametrize("gold", [r"\textbf{(E)}\ \text{none of these}", "(E) none of these",
