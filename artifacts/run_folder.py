@@ -85,7 +85,7 @@ class RunFolder:
         """Copy the code and the files of own tasks; say where a copy of before is another one."""
         parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")
         own = [Path(part.strip()).resolve() for part in parts if part.strip().endswith(".py")]
-        code = (CODE.glob(name) for name in ("[!.]*.py", "[a-z]*/[!.]*.py", "tasks/[!.]*.t*"))
+        code = (CODE.glob(name) for name in ("[!.]*.py", "[a-z]*/[!.]*.py", "[ft]*/[!.]*.t*"))
         for path in {*own, *itertools.chain.from_iterable(code)}:
             # Of an own task the whole path: two of them may have one name.
             name = Path("own", *path.parts[1:]) if path in own else path.relative_to(CODE)

@@ -213,7 +213,7 @@ def of_a_run(rows, box, sources):
     from course.hidden import replay, values
     tree = {path: (ROOT / path).read_bytes().decode() for path in handed_out()
             if path.endswith(".py") and not path.startswith("course/")
-            or path.startswith("tasks/")}                           # with the tables of tasks
+            or path.startswith(("tasks/", "fitting/"))}             # with their tables
     own = {path: text for path, text in sources.items() if path in by_file(rows)}
     for path in sorted({*sources} & {*tree} - {*own}):
         if sources[path] != tree[path]:
