@@ -40,8 +40,8 @@ def doubts(fit):
 
 def judge(fit, C):
     """The forecast for the mean of evaluations at C (k,), beyond the fitted ones.
-    -> {"verdict", "reasons" (sentences), "value", "law", "lo", "hi", "naive", "line"}: expect value
-    (law if usable, else the middle of law, naive and line: results/public); lo and hi are of law"""
+    -> {"verdict", "reasons" (sentences), "fell", "value", "law", "lo", "hi", "naive", "line"}:
+    value is law if usable, else the middle of law, naive and line (results/public); lo, hi law's"""
     law, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
     ends = line_at(fit.C, fit.R, C)
     line = float(np.clip(ends, 0, 1).mean())                  # told; the rule takes it as it is
@@ -55,11 +55,11 @@ def judge(fit, C):
         verdict, reasons = RANGE, ["the line is no nearer to the curve than the last value is"]
     elif not high - low <= WIDEST:              # nor if C is empty, or no number
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
-    if falls(fit):
+    if fell := falls(fit):
         verdict, reasons = LAST_VALUE, ["the reward falls, and no law here does", *reasons]
     value = law if verdict == USABLE else float(np.median([law, naive, line]))
-    return dict(verdict=verdict, reasons=[*reasons, *doubts(fit)], value=value, law=law, lo=low,
-                hi=high, naive=naive, line=line)
+    return dict(verdict=verdict, reasons=[*reasons, *doubts(fit)], fell=fell, value=value, law=law,
+                lo=low, hi=high, naive=naive, line=line)
 
 
 def verdict_line(told, where, why=False):
@@ -67,7 +67,7 @@ def verdict_line(told, where, why=False):
     curve, usable = with_ends(told["law"], told["lo"], told["hi"]), told["verdict"] == USABLE
     first = curve if usable else f"expect {told['value']:.3f} (middle of three)"
     other, link = ("", "but") if usable else (f"the curve says {curve}, ", "because")
-    fate = "" if "the reward falls" in "".join(told["reasons"]) else f", {FALLS}"
+    fate = "" if told["fell"] else f", {FALLS}"
     return (f"{told['verdict']}: {first} {where}{fate}; {other}the last value is "
             f"{told['naive']:.3f}, the line in log C {told['line']:.3f}"
             + "".join(f"\n  {link} {reason}" for reason in told["reasons"][:None if why else 2]))

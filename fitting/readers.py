@@ -65,9 +65,9 @@ def read_rows(path):
         rows = read_tensorboard(path)
     elif suffix in (".csv", ".tsv"):
         rows = read_table(path)
-    elif suffix in (".json", ".jsonl", ".ipynb") or '{"' in read_text(path)[:5]:
+    elif suffix in (".json", ".jsonl", ".ipynb") or '{"' in (text := read_text(path))[:5]:
         rows, notes = read_jsonl(path)
-    elif not (rows := read_console(read_text(path))):
+    elif not (rows := read_console(text)):
         raise BadInput(f"{path} has no line `step:1 - a:1`, `{{'a': 1}}`, `Step 1 | Reward: 0.5`")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds values that are not JSON objects")
@@ -287,10 +287,10 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         near = rows if x or steps else [row for row in rows if y_name in row]
         names = [name for name in X_COLUMNS if name in steps or name not in STEP_COLUMNS]
         S = evaluations(rows, steps[0], y_name, path, steps)[0] if steps and not x else np.empty(0)
+        _, at = np.unique(S, return_inverse=True)           # seeds may have the same steps
         while True:
             x_name, _ = pick(near, x, names, "--x", path)
             C, R, doubts = evaluations(rows, x_name, y_name, path, steps)
-            _, at = np.unique(S, return_inverse=True)       # seeds may have the same steps
             back = C.size == S.size > 0 and (
                 np.diff(np.bincount(at, C) / np.bincount(at)) < 0).sum() > 0.2 * at.max()
             if not S.size or C.size >= 0.8 * S.size and not back:
