@@ -24,7 +24,6 @@ def check(config):
     """Raises ConfigError for what cannot work; GPUs and model are checked later."""
     def refuse(name, right):
         raise ConfigError(f"{name} = {getattr(config, name)!r}: {right}")
-
     # 1. Numbers: what each must be. A nan is refused: it fails every comparison.
     for rule, holds, names in (
         ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
@@ -42,7 +41,6 @@ def check(config):
         for name in names.split():
             if not holds(getattr(config, name)):
                 refuse(name, f"must be {rule}")
-
     # 2. Settings that only make sense together: (name, what is wrong, what would be right).
     config.schedule()
     group, longest = config.samples_per_prompt, config.think_max + config.answer_tokens

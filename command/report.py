@@ -1,5 +1,6 @@
 """One page about one run, a file without scripts, fonts or links: python scalerl.py --report RUN"""
 import io
+import tomllib
 from base64 import b64encode
 from html import escape
 from pathlib import Path
@@ -13,16 +14,7 @@ from fitting import figures
 
 PAGE = Path(__file__).with_name("page.html").read_text("utf-8")
 BINS = 150                      # points of a chart at most: means over equally many steps
-CHARTS = {                      # question -> columns of the log
-    "Does it learn?": "held_out pass_rate frac_reward_zero_std optimizer_step curriculum/active "
-    "curriculum/retired completions/mean_length completions/truncated_frac "
-    "completions/interrupted_frac",
-    "How stale are its samples?": "lag/mean lag/max off_policy/in_flight",
-    "Is it stable?": "ess ratio/mean ratio/min ratio/max ratio/clipped_frac mismatch/kl_k3/lag_0 "
-    "mismatch/fp32_head/mean_abs_dlogp entropy grad_norm lr tokens/trained verifier/error_frac "
-    "verifier/bad_reward_frac",
-    "What does it cost?": "time/step_s time/generate_s time/train_s time/verify_s time/eval_s "
-    "throughput/generated_tok_s verifier/timeout_frac"}
+CHARTS = tomllib.loads(Path(__file__).with_name("charts.toml").read_text("utf-8"))
 
 
 def write_report(folder):

@@ -113,7 +113,6 @@ def compare(model, attention):
     ids = random.Random(0).choices(range(len(head)), k=60)
     prompts, outputs = [ids[:21], ids[21:30]], [ids[30:43], ids[43:51], ids[51:]]
     prompt_of = [0, 0, 1]
-
     def scores(hidden, tokens):         # by the head of training
         return TokenLogprobs.apply(hidden, head, tokens, 1.0, 64, head.dtype, True, cap(model))[0]
     try:

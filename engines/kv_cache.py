@@ -39,12 +39,10 @@ class Slots:
         counts = torch.tensor(samples, device=self.device)
         prompt_of = torch.arange(len(prompts), device=self.device).repeat_interleave(counts)
         new, C = slice(self.active, self.active + len(prompt_of)), places.shape[1]
-
         def attend(layer, q, k, v, scaling):
             self.keys[layer][new, :, :C] = take(k, [places])[0][prompt_of]
             self.values[layer][new, :, :C] = take(v, [places])[0][prompt_of]
             return attention(layer, q, k, v, scaling)
-
         positions = torch.cat([torch.arange(len(row)) for row in rows]).to(self.device)
         hidden = forward(model, ids, positions, attend)
         self.lengths[new] = lengths[prompt_of]
@@ -58,13 +56,11 @@ class Slots:
         width = self.width = self.width + 1
         seen = torch.arange(width, device=self.device) <= column[:, None]               # (n, width)
         attention = MaskedAttention(seen[:, None, None], self.dtype)            # (n, 1, 1, width)
-
         def attend(layer, q, k, v, scaling):
             self.keys[layer][row, :, column] = k
             self.values[layer][row, :, column] = v
             k, v = (x[layer][:n, :, :width] for x in (self.keys, self.values))
             return attention(q[:, :, None], k, v, scaling)[:, :, 0]
-
         hidden = forward(model, tokens, column, attend)
         self.lengths[:n] += 1
         return hidden

@@ -35,7 +35,6 @@ def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, 
     if lags is not None:
         assert lags.shape == mask.shape, (lags.shape, mask.shape)
         groups |= {f"/lag_{k}": mask & (lags == k) for k in lags[mask].unique().tolist()}
-
     stats = {}
     for suffix, group in groups.items():
         w, rho = weights[group].double(), ratio[group]
@@ -57,7 +56,6 @@ def merge_stats(stats_list):
         total = merged.setdefault(suffix, {})
         for name, x in numbers.items():
             total[name] = EXTREMES.get(name, operator.add)(total[name], x) if name in total else x
-
     metrics = {}
     for suffix, sums in sorted(merged.items()):  # not yet divided: sums["ratio/mean"] is Σ w ρ
         weight, loss, squared = (sums.pop(name) for name in ("weight", "loss", "ratio_squared"))

@@ -180,7 +180,6 @@ def flash_attention(queries, keys, dtype, device):
     lengths = [[len(x) for x in places] for places in (queries, keys)]
     ends = [F.pad(torch.tensor(n).cumsum(0), (1, 0)).int().to(device) for n in lengths]
     longest, places = [max(n) for n in lengths], torch.cat(keys).to(device)
-
     def attend(layer, q, k, v, scaling):
         k, v = (x.to(dtype).index_select(0, places) for x in (k, v))
         # A window of (-1, 0) is causal, counted from the end of each sequence.

@@ -71,7 +71,6 @@ def checkpoint_and_compile(model, recompute, compiled):
         # compiled with the forward pass, because a later failure would end the run.
         torch._dynamo.config.suppress_errors = True
         torch._functorch.config.force_non_lazy_backward_lowering = True
-
     @cache                                  # one function for each class of layers
     def training_forward(plain):
         step = torch.compile(plain, dynamic=True) if compiled else plain

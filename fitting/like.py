@@ -34,10 +34,8 @@ def fit_like(early, prior, draws=400, seed=0):
     pool, best = [], {}
     for law in POOLED:
         mean, sd = prior[law]
-
         def parameters(x):
             return R0 + x[..., 0] * (1 - R0), np.exp(x[..., 1]), C[-1] * np.exp(x[..., 2]), R0
-
         def residuals(x):
             return np.append((R - law_at(law, C, *parameters(x))) / noise, (x[:2] - mean) / sd)
         noise = NOISE

@@ -72,11 +72,9 @@ def by_problem(C, right, k, C_at, draws=100, seed=0):
     if np.unique(C).size < 3:
         raise BadInput(f"{np.unique(C).size} evaluations: --by-problem takes three")
     x, ahead = C / C[-1], np.concatenate([[C[-1]], C_at]) / C[-1]
-
     def loss(theta):
         return -posterior(theta, x, right, k)[0].sum() + (
             ((theta - PRIOR[:, 0]) / PRIOR[:, 1]) ** 2).sum() / 2
-
     def forecast(theta):                        # now, and at C_at
         p = (expit(log_odds(theta, ahead)) @ posterior(theta, x, right, k)[1].T).mean(1)
         return p[0], p[1:].mean()

@@ -67,7 +67,6 @@ def on_gpus(c, estimate, address):
     rates, best = {size: estimate.decode_rate(size) or 1e-30 for size in sizes}, sizes[0]
     for larger in sizes[1:]:
         best = larger if rates[larger] > WORTH * rates[best] else best
-
     def step(size, t, recompute):
         """A step's time on t trainers, in that of one GPU that does all, decoding as the best."""
         return max(TRAINING * (RECOMPUTED if recompute else 1) / t,

@@ -21,7 +21,6 @@ def reap(argv):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
-
     def obey():
         while order := os.read(0, 1):
             command.send_signal(order[0])

@@ -54,7 +54,7 @@ def by_choice(text, gold, question):
                 if (both := RE.lettered.fullmatch(part)) and both[1] != pair[0]:
                     return parts, [False]  # (D) 9, where C is 9
                 found = judged(rf"\boxed{{{both[2]}}}", pair[1], question) if both else (
-                    parts, [right == [True] or parts == [clean(other)]])  # the latter: a formula
+                    parts, [{*right} == {True} or parts == [clean(other)]])  # the latter: a formula
                 if both and one == pair[1] or found[1] == [True] and (
                         both or word(part) == pair[0] or not RE.choice.fullmatch(part)):
                     return found
@@ -79,7 +79,7 @@ def judged(text, gold, question=""):
     if several:  # of bullets at the end, and of boxes, one list
         text = RE.named_box.sub(r"\2\1", text) if RE.named_box.findall(text)[1:] else text
         text = RE.bullets.sub(lambda list_: RE.bullet.sub(", ", list_[0]).strip(", \n"), text)
-    boxes, text = BOX.findall(text), BOX.sub("\0", text)
+    boxes, text = (pieces := BOX.split(text))[1::2], "\0".join(pieces[::2])
     if several:  # "\boxed{6} and \boxed{-6}"
         names, each = re.findall("(?:^|, )([a-z]{3,}) ", gold), iter(boxes)
         if len(boxes) == len(names) and all(map(str.count, text.lower().split("\0"), names)):
@@ -93,8 +93,7 @@ def judged(text, gold, question=""):
     beside = [f"0 {part}" for part in RE.beside_box.findall(text)]
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
             for part in RE.declared.split(text)[1:]]
-    said = [re.split(r"(?i)\b(?:because|since|where)\b|(?<=[0-9]), (?:al)?though\b", part)[0]
-            for part in said if "\0" not in part and part.strip(" *_$`")]
+    said = [RE.reason.split(part)[0] for part in said if "\0" not in part and part.strip(" *_$`")]
     moment = RE.moment.search(clean(gold)) and not re.search("ratio|odds|scale", question)
     number = not (moment or "=" in gold) and plain_number(gold, bool(RE.ratio.fullmatch(gold)))
     ratio = number and (":" in gold or number[0].denominator > 1)
@@ -120,7 +119,7 @@ def judged(text, gold, question=""):
             for part in found]
     found = [each for part in found for each in (RE.either.split(part) if number else [part])]
     found = list(dict.fromkeys(found))
-    if len(found) > MOST_ANSWERS or "\0" in text and RE.not_boxed.search(text) or any(
+    if len(found) > MOST_ANSWERS or RE.not_boxed.search(text) or any(
             other_unit(part[:LONGEST_ANSWER], gold, question) for part in beside):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box
@@ -132,16 +131,16 @@ def judged(text, gold, question=""):
         or number and RE.other_form.search(f"{question}\0{clean(part).rpartition('=')[2]}")
         and not RE.other_form.search(f"{question}\0{clean(gold)}")
         else same_number(part, number, question, ratio) if number
-        else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
+        else same_moment(part, clean(gold), question) if moment else same_text(part, gold, question)
         for part, raw in zip(parts, found)]
 
 
 def formulas_of(question):
     """The formulas that a question shows, as LaTeX or, of numbers, as plain text."""
-    text = re.sub(r"square (root )?of ([0-9]+)", lambda found: (
-        rf"\sqrt{{{found[2]}}}" if found[1] else f"{found[2]}^2"), question)
-    found = RE.formula.findall(text) + [
-        part for part in RE.piece.findall(RE.formula.sub(" $ ", text)) if RE.signed.search(part)]
+    for words, formula in WORDS["asked"].items():
+        question = re.sub(words, formula, question)
+    found, rest = RE.formula.findall(question), RE.formula.sub(" $ ", question)
+    found += [part for part in RE.piece.findall(rest) if RE.signed.search(part)]
     return tuple(part for part in found if not RE.no_formula.search(part))
 
 
@@ -240,6 +239,9 @@ def same_number(part, gold, question="", ratio=False):
         return None if not gold[1] and RE.constant.fullmatch(
             RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
+    if (side := re.match(r"\W*?(-?(?:[0-9]|\\[dt]?frac)[0-9.,{}]*) *=", part)) and not percent and (
+            plain_number(side[1]) or found)[0] != value:
+        return False  # 6 = 5
     if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
     if abs(value - gold_value) * 10**9 <= abs(gold_value) * (gold_value.denominator > 10**9):
@@ -285,15 +287,16 @@ def other_unit(part, gold, question):
             ["length"], ["length", "square"], ["cubic", "length"]))
 
 
-def same_moment(part, gold):
-    """Whether a time or date is right, as it is written; "4:20" and "4:20 PM" are the same."""
+def same_moment(part, gold, question=""):
+    """Whether a time or date is right, as it is written; "4:20" and, of 12 hours, "4:20 PM" too."""
+    half = "am" if RE.clock.search(f"{question} {gold}") else ""
     found, wanted = (RE.date.sub(r"\2\3 \1", RE.no_date.sub(
         "", RE.text.sub(r" \1", one)).lower()) for one in (part, gold))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) *([ap]m)?", wanted)):
         return found.split() == wanted.split()
     said = re.findall("([0-9]+:[0-9]+) *([ap]m)?", found)
     rest = found.replace(time[1], "", 1)
-    return len(said) == 1 and said[0] in ((time[1], ""), (time[1], time[2] or said[0][1])) \
+    return len(said) == 1 and said[0] in ((time[1], ""), (time[1], time[2] or half or said[0][1])) \
         and not re.search(r"[0-9=\\$]|\b(?:or|not?|and|but|except)\b", rest)
 
 
@@ -308,9 +311,10 @@ def same_text(part, gold, question=""):
             r"\text" in gold or RE.words.fullmatch(gold)):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
-        return word(part) in (wanted, wanted.partition("_")[0])
+        nouns = re.findall("[a-z]{4,}", question.lower())  # "equilateral triangle"
+        return word(part) in (wanted, wanted.partition("_")[0], *(wanted + noun for noun in nouns))
     if RE.sorted.search(question):  # the order counts
-        found, right = ([(plain_number(one) or (one.strip(),))[0] for one in side.split(",")]
+        found, right = ([(plain_number(one) or (one.strip(),))[0] for one in RE.item.split(side)]
                         for side in (part, clean(gold)))
         if found != right and set(found) == set(right):
             return False

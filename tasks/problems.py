@@ -19,21 +19,14 @@ from tasks.sources import FILES, Problem, load_pool, own_problems, question_hash
 from tasks.verifier import TaskError
 
 
-def load_task(spec, split, *, heldout=1000, seed=0, options=None):
-    """The "train" or "heldout" problems of a task, in a fixed order; any prefix is a fair sample.
+def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
+    """(training, held-out, evaluation sets' problems, sentences on records that are none), each in
+    a fixed order, of which any prefix is a fair sample.
 
     spec: a task or a mix such as "a+b", and its options: docs/tasks.md.
     heldout: how many are held out in total; of a mix an equal number of each part.
     seed: which problems a generator draws; of no effect on a file.
-    Raises TaskError, also where more than 2% of the records cannot be used."""
-    train, held, _, bad = load_splits(spec, heldout=heldout, seed=seed, options=options)
-    count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)
-    return {"train": train, "heldout": held}[split]
-
-
-def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
-    """(training, held-out, evaluation sets' problems, sentences on records that are none); else as
-    load_task. eval_spec: only evaluated, "aime-24+math-500"."""
+    eval_spec: only evaluated, "aime-24+math-500". Raises TaskError."""
     parts, evaluated = parts_of(spec), parts_of(eval_spec) if eval_spec else []
     options = options_by_part(options or {}, parts, evaluated)
     train, held, extra, bad, names = {}, {}, [], [], set()
@@ -48,7 +41,6 @@ def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
             train[part], held[part] = split_pool(part, pool, part_heldout, unread)
         else:
             extra += pool
-
     # Two sources may share questions. What is held out or evaluated by one, no other trains on.
     asked = {question_hash(p.question) for part in (*held.values(), extra) for p in part}
     for part, problems in train.items():

@@ -129,18 +129,11 @@ def own_problems(path):
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
 KINDS = ("math", "exact", "code")
-# Which column holds what; "a.b" looks into a table, "a.0" into a list; "" is found out.
-COLUMNS = {
-    "question": "",  # text, or a list of messages
-    "answer": "",  # text or a number; of kind "code" the unit tests
-    "kind": "math",  # "exact", "code"; a column "kind" with one of these goes before it
-    "level": "level",  # a number, or a text with one: "Level 5", "3/8"
-}  # fmt: skip
 HUB = {"config": "", "split": "train"}  # of data sets
 # What stands before or around the answer inside its column, and how it is told: GSM8K's, MATH's.
 MARKS = {"####": " after ####", r"\boxed": r" in the last \boxed{}"}
 PRESETS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
-USUAL = PRESETS.pop("usual")  # names of columns, by what they hold
+USUAL, COLUMNS = PRESETS.pop("usual"), PRESETS.pop("columns")  # names of columns, by what they hold
 
 
 def read_records(name, options):

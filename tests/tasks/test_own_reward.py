@@ -15,7 +15,7 @@ from conftest import ROOT, arguments, lines, run_command
 from made_tasks import AtOnce
 from test_verifier import Chars, finished
 
-from tasks import TaskError, Verifier, load_task, verifier as room
+from tasks import TaskError, Verifier, verifier as room
 from tasks.problems import check_files, check_gold, load_splits
 from tasks.sources import load_pool, own_problems
 from config import Config
@@ -50,7 +50,7 @@ def test_the_example_of_the_page_is_a_task_and_pays_right_sentences_alone(file, 
     path, problems = file(EXAMPLE, "words.py")
     rng = random.Random(seed)
     assert len(problems) == 7 * 30 and check_gold(problems, AtOnce()) == {}
-    assert load_task(path, "heldout", heldout=30) == load_task(path, "heldout", heldout=30)
+    assert load_splits(path, heldout=30) == load_splits(path, heldout=30)
     asked = {p.id: p for p in rng.sample(problems, 12)}
     rollouts, expected = [], []
     for name, problem in asked.items():

@@ -15,12 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from made_tasks import SUMS, AtOnce, questions, write_jsonl
+from made_tasks import SUMS, AtOnce, load_task, questions, write_jsonl
 
 from config import Config, ConfigError
 from tasks import problems as tasks
-from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
-                            load_task)
+from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems)
 from tasks.sandbox import UnitTests
 from study import toy
 
@@ -89,7 +88,7 @@ def test_a_repeated_question_is_kept_once_and_said(tmp_path, capsys):
 
 def test_ids_are_unique_and_the_same_in_every_process():
     """Pass rates are kept by id over a resume; Python's own hash() differs between processes."""
-    code = "import tasks; print(*[p.id for p in tasks.load_task('toy', 'heldout', heldout=9)])"
+    code = "import tasks; print(*[p.id for p in tasks.load_splits('toy', heldout=9)[1]])"
     fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                            cwd=ROOT).stdout.split()
     ours = [problem.id for problem in load_task("toy", "heldout", heldout=9)]
@@ -165,7 +164,7 @@ def test_every_prefix_of_a_mix_has_equal_shares_of_its_parts(tmp_path):
         write_jsonl(tmp_path / f"{name}.jsonl",
                     [{"question": f"{name}{i}", "answer": "1"} for i in range(n)])
     spec = f"{tmp_path}/a.jsonl+{tmp_path}/b.jsonl"
-    held = tasks.load_task(spec, "heldout", heldout=80)
+    held = load_task(spec, "heldout", heldout=80)
     assert len(held) == 80
     for n in (8, 20, 52, 80):
         of_a = sum(p.question.startswith("a") for p in held[:n])

@@ -542,8 +542,9 @@ def test_a_text_that_talks_to_the_judge_does_not_score(text, gold, verifier):
 # Nothing hangs, nothing is silently wrong
 
 
-ENDLESS = (r"\boxed{(x+y)^9(x+z)^9(x+w)^9(y+z)^9(y+w)^9(z+w)^9(x+2)^9(y+3)^9(z+4)^9(w+5)^9}"
-           )                                                                  # to be expanded
+PRODUCT = r"(x+y)^9(x+z)^9(x+w)^9(y+z)^9(y+w)^9(z+w)^9(x+2)^9(y+3)^9(z+4)^9(w+5)^9"
+# Equal, as numbers show, but to prove it both are expanded.
+ENDLESS = rf"\boxed{{({PRODUCT}+x)({PRODUCT}-x)}}", rf"{PRODUCT}{PRODUCT}-x^2", "math"
 
 
 @pytest.mark.days(4, turn=2)
@@ -553,7 +554,7 @@ def test_an_endless_check_costs_its_sample_the_reward_and_the_run_a_deadline():
     The item beside it is marked as if nothing had happened, and the worker is replaced.
     """
     with Verifier(workers=2, deadline_s=60.0) as verifier:
-        items = [(ENDLESS, "x^2 + 1", "math"), (r"\boxed{1+x^2}", "x^2 + 1", "math")]
+        items = [ENDLESS, (r"\boxed{1+x^2}", "x^2 + 1", "math")]
         verifier.score(items[1:] * 2)                   # both workers have started
         start = time.monotonic()
         assert verifier.score(items[1:]).rewards == [1.0]
