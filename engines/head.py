@@ -33,7 +33,6 @@ class TokenLogprobs(torch.autograd.Function):
         logprobs, entropy, log_z = (hidden.new_empty(T, dtype=dtype) for _ in range(3))
         logits_buffer = hidden.new_empty(min(chunk_tokens, T), head.V, dtype=dtype)
         exp_buffer = torch.empty_like(logits_buffer[: head.block_rows])
-
         for start in range(0, T, chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             logits = head.logits(hidden[chunk], out=logits_buffer)  # (c, V)
@@ -46,7 +45,6 @@ class TokenLogprobs(torch.autograd.Function):
                 logprob.copy_(z.gather(1, y) - lz)
                 # Entropy is log Z - Σ p z, with p = e / Z.
                 ent.copy_(lz - torch.linalg.vecdot(e, z)[:, None] / Z)
-
         ctx.save_for_backward(hidden, weight, targets, log_z)
         ctx.logits_buffer = logits_buffer
         ctx.settings = temperature, chunk_tokens, operand_dtype, head_fp32, softcap
@@ -73,7 +71,6 @@ class TokenLogprobs(torch.autograd.Function):
             still_there = logits_buffer is not None and len(nonzero) == len(targets)
             if logits_buffer is None:
                 logits_buffer = log_z.new_empty(min(chunk_tokens, len(nonzero)), head.V)
-
             for start in reversed(range(0, len(nonzero), chunk_tokens)):
                 chunk = nonzero[start: start + chunk_tokens]  # (c,)
                 h, lz = hidden[chunk], log_z[chunk, None]  # (c, H), (c, 1)

@@ -227,8 +227,9 @@ def make(args):
             ("hidden", args.hidden < 1 or args.hidden % HEAD_DIM, f"a multiple of {HEAD_DIM}")):
         if wrong:
             raise tasks.TaskError(f"--{option} takes {right}")
-    train, heldout, *_ = tasks.load_splits(args.task, heldout=args.heldout, seed=args.seed,
-                                           options=args.task_options)
+    train, heldout, _, bad = tasks.load_splits(args.task, heldout=args.heldout, seed=args.seed,
+                                               options=args.task_options)
+    tasks.count_unusable({"bad_records": bad}, len(train + heldout), Config.max_unusable)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, args.seed, hidden=args.hidden, experts=args.experts)
     noise = habits(args.seed) if args.task == "toy" else NOISE

@@ -213,7 +213,8 @@ def bare(part, ratio=False):
     r"""A clean part without LaTeX around its number, "1 1/2 cm" of 1\frac12\text{ cm}^2."""
     part = RE.cjk.sub(
         lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
-    part = RE.fraction.sub(r" \1\5\3\7\2\4/\6\8 ", RE.text.sub(r" \1 ", clean(part)))
+    part = RE.text.sub(r" \1 ", RE.decimal.sub(".", clean(part)))
+    part = RE.fraction.sub(r" \1\5\3\7\2\4/\6\8 ", part)
     part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|[()]", " ", part)
     part = re.sub(r"\s*(?:/|(?<=[A-Za-z])\s*\\cdot)\s*(?=[A-Za-z])", "/", part)  # mg / mL
     part = re.sub("(?<=[0-9]):(?=[0-9])", "/", part) if ratio else part
@@ -239,9 +240,9 @@ def same_number(part, gold, question="", ratio=False):
         return None if not gold[1] and RE.constant.fullmatch(
             RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
-    if (side := re.match(r"\W*?(-?(?:[0-9]|\\[dt]?frac)[0-9.,{}]*) *=", part)) and not percent and (
-            plain_number(side[1]) or found)[0] != value:
-        return False  # 6 = 5
+    side = not percent and (side := RE.first_side.match(part)) and plain_number(side[1])
+    if side and abs(side[0] - value) * 100 > abs(value) * (side[0].denominator > 1):
+        return False  # 6 = 5; but 1/3 = .333
     if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
     if abs(value - gold_value) * 10**9 <= abs(gold_value) * (gold_value.denominator > 10**9):
@@ -311,9 +312,8 @@ def same_text(part, gold, question=""):
             r"\text" in gold or RE.words.fullmatch(gold)):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
-        nouns = re.findall("[a-z]{4,}", question.lower())  # "equilateral triangle"
-        return word(part) in (wanted, wanted.partition("_")[0], *(wanted + noun for noun in nouns))
-    if RE.sorted.search(question):  # the order counts
+        return word(part) in (wanted, wanted.partition("_")[0])
+    if RE.sorted.search(question) or gold.count(":") > 1:  # the order counts
         found, right = ([(plain_number(one) or (one.strip(),))[0] for one in RE.item.split(side)]
                         for side in (part, clean(gold)))
         if found != right and set(found) == set(right):

@@ -23,10 +23,9 @@ def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
     """(training, held-out, evaluation sets' problems, sentences on records that are none), each in
     a fixed order, of which any prefix is a fair sample.
 
-    spec: a task or a mix such as "a+b", and its options: docs/tasks.md.
-    heldout: how many are held out in total; of a mix an equal number of each part.
-    seed: which problems a generator draws; of no effect on a file.
-    eval_spec: only evaluated, "aime-24+math-500". Raises TaskError."""
+    spec: a task or a mix such as "a+b", and its options: docs/tasks.md; eval_spec: only evaluated.
+    heldout: how many in total, of a mix equally many of each part; seed: of a generator's draws.
+    Raises TaskError."""
     parts, evaluated = parts_of(spec), parts_of(eval_spec) if eval_spec else []
     options = options_by_part(options or {}, parts, evaluated)
     train, held, extra, bad, names = {}, {}, [], [], set()

@@ -99,22 +99,25 @@ def grade(kind, answer, parts, asked=()):
 
 @functools.cache
 def reader():
-    """Math-Verify's `parse`, whose parser first tries ANTLR's quick prediction (SLL) and, only if
-    that ends in an error, the full one: equal trees (ANTLR's rule) in a third of the time."""
+    """Math-Verify's `parse`. Its parser first tries ANTLR's quick prediction (SLL) and, if that ends
+    in an error, the full one (LL): equal trees, by ANTLR's rule, in less than half of the time."""
     from antlr4 import PredictionMode
     from latex2sympy2_extended import latex2sympy2
     from math_verify import parse, verify
     class Reader(latex2sympy2.PSParser):
         def math(self):
-            for mode, caught in ((PredictionMode.SLL, Exception), (PredictionMode.LL, ())):
-                with contextlib.suppress(caught):  # it raises no narrower class
-                    self.reset()
-                    self._interp.predictionMode = mode
-                    return super().math()
-    latex2sympy2.PSParser = Reader
+            self._input.fill()  # all of the text becomes tokens first: an error there is final
+            try:
+                self._interp.predictionMode = PredictionMode.SLL
+                return super().math()
+            except Exception:  # it raises no narrower class
+                self.reset()  # back to the first token
+                self._interp.predictionMode = PredictionMode.LL
+                return super().math()
+    if latex2sympy2.PSParser.__name__ != "Reader":  # another thread was first
+        latex2sympy2.PSParser = Reader
     first = (parse(f"${x}$", parsing_timeout=None) for x in ("x^2-1", "(x-1)(x+1)"))
     verify(*first, timeout_seconds=None)  # the first use takes .2 s, which no answer should pay
-    gc.freeze()  # SymPy's many objects stay, and no collection walks through them: 20 to 60 ms
     return parse
 
 
@@ -141,28 +144,30 @@ def expression(text, asked=()):
 
 def same(gold, found):
     """Math-Verify's comparison, of decimals as fractions (none is a root) and of one i, not two.
-    First what is seen in a tenth of its time: an interval is no number and no list; formulas differ
-    if their values do, where the letters are numbers between 2 and 3."""
+    It simplifies, so what needs a tenth of the time comes first: an interval is no number and no
+    list of formulas; two formulas differ if they do where their letters are certain numbers."""
     from math_verify import verify
-    from sympy import (Derivative, Eq, Expr, FiniteSet, Float, Function, Integral, Interval,
-                       Product, Rational, Sum, Symbol, UnevaluatedExpr)
-    from sympy.core.random import verify_numerically
+    from sympy import (And, Derivative, Eq, Expr, FiniteSet, Float, Function, I, Integral,
+                       Interval, Product, Rational, Sum, Symbol, UnevaluatedExpr, pi)
     if {type(gold), type(found)} == {Eq} and (gold.lhs == found.lhs or not gold.free_symbols):
         return gold.lhs == found.lhs and same(gold.rhs, found.rhs)  # f(2) = 7 and 5: both "false"
+    if isinstance(found, And) and all(isinstance(x, Eq) for x in found.args):  # a = b = c
+        found = getattr(found, "_unsorted_args", found.args)[-1]
     one, two = pair = [(x.as_dummy() if hasattr(x, "as_dummy") else x).xreplace({
         a: Rational(str(a)) if a.is_Float else Symbol("i") for a in x.atoms(Float, Symbol)
         if (1e-9 < abs(a) < 1e9 if a.is_Float else a.name == "i")}) for x in (gold, found)]
-    if any(isinstance(x, Interval) for x in pair) and any(
-            isinstance(x, Expr) or isinstance(x, FiniteSet) and x.args[1:] for x in pair) or (
-            isinstance(two, Eq) and two.free_symbols <= {Symbol("i")}
-            and not two.has(Function) and not same(*two.args)):  # \sin 30 may be of degrees
-        return False  # (1, 2) and 1, 2; 2i = 3i
-    slow = Derivative, Integral, Product, Sum, UnevaluatedExpr
-    letters = [x.name for x in one.free_symbols | two.free_symbols]  # of one name may be two
-    if len({*letters}) == len(letters) and all(  # a symbol may be a word, and the other its letters
-            isinstance(x, Expr) and not x.has(*slow) and type(x) is not Symbol for x in pair):
-        with contextlib.suppress(Exception):  # no numbers, or too large
-            if not verify_numerically(one, two, b=0, d=0):
+    if any(isinstance(x, Interval) for x in pair) and any(isinstance(x, Expr) or isinstance(
+            x, FiniteSet) and not all(isinstance(arg, Expr) for arg in x.args) for x in pair) or (
+            isinstance(two, Eq) and two.free_symbols <= {Symbol("i")} and not two.has(Function, pi)
+            and not same(*(side.xreplace({Symbol("i"): I}) for side in two.args))):
+        return False  # the latter: 2i = 3i; but \sin 30 and 30 = \pi/6 may be of degrees
+    if all(isinstance(x, Expr) and type(x) is not Symbol and not x.has(  # a symbol may be a word
+            Derivative, Integral, Product, Sum, UnevaluatedExpr) for x in pair):
+        with contextlib.suppress(Exception):  # not numbers
+            place = {letter: Rational(23 + sum(map(ord, letter.name)) % 97, 10)
+                     for letter in one.free_symbols | two.free_symbols}
+            a, b = (x.xreplace(place).evalf(30) for x in pair)
+            if abs(a - b) > 1e-6 * (abs(a) + abs(b)):
                 return False
     how = dict(float_rounding=15, timeout_seconds=None, allow_set_relation_comp=True)
     return one == two or verify(gold, found, **how) or two != found and verify(one, two, **how)
@@ -251,7 +256,6 @@ class Verifier(contextlib.AbstractContextManager):
                     late = isinstance(error, (TimeoutError, sandbox.Killed))
                     reason = "timeout" if late else "error"
             return reason
-
         with ThreadPoolExecutor(self.workers) as pool:  # its threads only wait for processes
             told = tqdm(pool.map(ask, jobs), f"{self.workers} at a time are judged", len(jobs),
                         leave=False, delay=20, mininterval=0.1 if sys.stderr.isatty() else 20)
@@ -321,6 +325,7 @@ def serve():
                 own_reward.run_file(ast.literal_eval(job[1])[0])
             else:
                 reader()
+                gc.get_freeze_count() or gc.freeze()  # no collection walks SymPy's objects again
             os.write(out, b"ready\n")
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a rule of others may have changed it
             signal.setitimer(signal.ITIMER_REAL, deadline_s)

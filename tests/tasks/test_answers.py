@@ -720,11 +720,11 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
 @pytest.mark.days(4)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 0, 0),
-    ("eighth", 13, 0), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
+    ("eighth", 13, 1), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 6, 1), ("fourteenth", 4, 0),
     ("sentences", 21, 2), ("fifteenth", 101, 27), ("sixteenth", 19, 0),
     ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
-    ("twentieth", 12, 1), ("twentyfirst", 2, 0), ("twentysecond", 5, 0)])
+    ("twentieth", 12, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -1156,8 +1156,6 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     ("The answer is 2:25 p.m.", "2:25", "It leaves at 10:35.", True),
     (r"\boxed{2\text{ h }35\text{ min}}", r"2 \text{ hours } 35 \text{ minutes}", "", True),
     (r"\boxed{2\text{ h }34\text{ min}}", r"2 \text{ hours } 35 \text{ minutes}", "", False),
-    (r"\boxed{\text{equilateral triangle}}", r"\text{equilateral}", "Name the triangle.", True),
-    (r"\boxed{\text{right triangle}}", r"\text{equilateral}", "Name the triangle.", False),
     (r"It is C. $\boxed{\text{C) } 12}$", "12", "How many? (A) 10 (B) 11 (C) 12 (D) 13", True),
     (r"It is C. $\boxed{\text{D) } 13}$", "12", "How many? (A) 10 (B) 11 (C) 12 (D) 13", False),
     (r"\boxed{5 \times 2}", r"2\times 5", "Find rows and columns, rows x columns.", False),
@@ -1169,7 +1167,33 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"\boxed{\tan 60^\circ = \sqrt{3}}", r"\sqrt{3}", "", True),
     (r"\boxed{\neq 60}", "60", "", False), (r"So $\boxed{58} + 3$.", "58", "", False),
     ("My final answer is 24 (alternatively 12).", "24", "", False),
-    (r"\boxed{\{0, 1\}}", "(0, 1)", "", False)])
+    (r"\boxed{1:3:2}", "1:2:3", "", False), (r"\boxed{1:2:3}", "1:2:3", "", True),
+    # What else their rules must not refuse, or pay:
+    (r"There is no solution other than $\boxed{x=2}$.", "x=2", "", True),
+    (r"So $n$ can't be anything but $\boxed{5}$.", "5", "", True),
+    (r"The answer is anything but $\boxed{5}$.", "5", "", False),
+    (r"No integer works except $\boxed{5}$.", "5", "", True),
+    (r"It's not true that the answer is 12; it is $\boxed{7}$.", "7", "", True),
+    ("It is impossible that the answer is negative, so x = 7.", "7", "", True),
+    ("It is impossible that the answer is x<3.", "x<3", "", False),
+    (r"The answer is \boxed{7}. I have no other comments.", "7", "", True),
+    (r"\boxed{7} is a mistake, and I have no other answer.", "7", "", False),
+    (r"\boxed{(2{,}5)}", "(2,5)", "", True), (r"\boxed{1{,}3{,}5}", "1,3,5", "", True),
+    ("3, 1", "1, 3", "Which values of x are taken in order to make it 0?", True),
+    ("3, 1", "1, 3", "Give them in order.", False),
+    (r"\boxed{0.333... = \frac13}", r"\frac{1}{3}", "", True),
+    (r"\boxed{\$5 = 500 cents}", "500", "How many cents?", True),
+    (r"\boxed{\frac{1}{3} = 0.333}", "0.333", "", True),
+    ("It is 4:20 PM.", "4:20", "The film starts at 01:30 PM.", True),
+    (r"\boxed{5^2-3^2}", "16", "What is five squared minus three squared?", False),
+    (r"\boxed{9!-8!}", "322560", "Compute 9 factorial minus 8 factorial.", False),
+    (r"\boxed{1,2}", "(1,2)", "Find the pair.", True), (r"\boxed{true false}", "true", "", False),
+    (r"\boxed{\cos x = \pm 1, 0}", "1,-1,0", "", False),
+    (r"\boxed{(1+i)^2 = 2i}", "2i", "", True), (r"\boxed{i^{2023} = -i}", "-i", "", True),
+    (r"\boxed{(3+2i)^2 = 9 + 12i - 4 = 5+12i}", "5+12i", "", True),
+    (r"\boxed{(3+2i)^2 = 9 + 12i - 4 = 5+13i}", "5+12i", "", False),
+    (r"\boxed{60^\circ = \frac{\pi}{3}}", r"\frac{\pi}{3}", "", True),
+    (r"\boxed{x \not> 3}", "x>3", "", False), (r"\boxed{g\circ f}", r"f\circ g", "", False)])
 def test_what_the_last_two_blind_sets_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right
 
@@ -1179,23 +1203,29 @@ def test_what_the_last_two_blind_sets_showed(text, gold, question, right):
     (r"\frac{x^2-1}{x-1}", "x+1"), (r"\sqrt{ab}", r"\sqrt{a}\sqrt{b}"), ("x+1", "x+1.0000000001"),
     ("x+1", "x+1.01"), (r"\binom{n}{2}", r"\frac{n(n-1)}{2}"), ("|x-3|", "3-x"),
     ("10^{100000}", "2"), (r"(1,2)", r"\{1,2\}"), ("(1,2)", "[1,2]"), ("2i", "3i"), ("x^2", "2^x"),
-    (r"\int_0^1 x dx", r"\frac{1}{2}+0x"), ("f(x)+1", "f(x)+2"), ("C+x^2", "c+x^2")])
+    (r"\int_0^1 x dx", r"\frac{1}{2}+0x"), ("f(x)+1", "f(x)+2"), ("C+x^2", "c+x^2"),
+    # Whose parts nearly cancel, at some numbers or at most of them:
+    ("(2x-5)^{5}", "32x^5-400x^4+2000x^3-5000x^2+6250x-3125"),
+    ("(x-12)^{3}", "x^3-36x^2+432x-1728"),
+    (r"\cosh^2(10x)-\sinh^2(10x)", "1+0x"), ("e^{20x}-(e^{20x}-1)", "1+0x"),
+    ("10^{20}x+1-10^{20}x", "1+0x"), ("(a+b)^2-(a-b)^2", "4ab"), ("(a+b)^2-(a-b)^2", "4ab+1")])
 def test_what_is_seen_at_once_is_what_math_verify_would_say(one, two):
-    """Numbers between 2 and 3 in place of letters tell formulas apart, and never wrongly. (For
-    Math-Verify an open interval is the set of its ends.)"""
+    """Numbers in place of letters tell formulas apart, and never wrongly."""
     from math_verify import verify as asked
 
     expressions = [room.expression(text) for text in (one, two)]
     right = asked(*expressions, float_rounding=15, allow_set_relation_comp=True)
-    assert bool(room.same(*expressions)) == (right and (one, two) != ("(1,2)", r"\{1,2\}"))
+    assert bool(room.same(*expressions)) == right
 
 
 @pytest.mark.parametrize("text", [
     "x^2-5x-14=0", r"3x^2\ln x + x^2", r"\frac{d}{dx}(x^3\ln x)", "x^2-4<0", r"\int (6x^2+4) dx",
     "a^{14}", r"e^x(x^2+2x)", r"\frac{1}{2}\sqrt{3}", r"(-\infty, 2) \cup [3, 7)", r"\{1, 2, x\}",
-    r"\begin{pmatrix} 1 & x \\ 3 & 4 \end{pmatrix}", "y = 2x + 1", r"\sum_{k=1}^{n} k^2", "x +* 2"])
+    r"\begin{pmatrix} 1 & x \\ 3 & 4 \end{pmatrix}", "y = 2x + 1", r"\sum_{k=1}^{n} k^2", "x +* 2",
+    r"5\foo", r"x \not> 3", r"12 \dots", r"f\circ g", r"8+4k = 0 \implies k=-2"])
 def test_the_quick_prediction_reads_what_the_full_one_reads(text, monkeypatch):
-    """Most of these need the full one, as "x^2-4" does; the last one is no formula for either."""
+    """Most of these need the full one, as "x^2-4" does. The last ones have characters that are none
+    of Math-Verify's: the first error must not eat them."""
     from latex2sympy2_extended import latex2sympy2
     from math_verify import parser
 
@@ -1206,7 +1236,7 @@ def test_the_quick_prediction_reads_what_the_full_one_reads(text, monkeypatch):
     monkeypatch.setattr(latex2sympy2, "PSParser", full)
     parser.parse_latex_cached.cache_clear()
     assert room.expression.__wrapped__(text) == found
-    assert (found is None) == (text == "x +* 2")
+    assert (found is None) == (text in ("x +* 2", r"5\foo", r"x \not> 3", r"12 \dots", r"f\circ g"))
 
 
 @pytest.mark.parametrize("row", [row for row in answers.ROWS if len(row) == 4],
