@@ -45,7 +45,7 @@ def places_of(text):
     path = Path(found[1])
     runs = dict.fromkeys(str(row["run"]) for row in read_rows(path)[0] if "run" in row)
     if not (chosen := fnmatch.filter(runs, found[2])):
-        raise BadInput(f"{path} has no run {found[2]!r} in a column `run`: {', '.join(runs)}")
+        raise BadInput(f"{path} has no run {found[2]!r} in a column run: {', '.join(runs) or None}")
     return [(path, run) for run in chosen]
 
 
@@ -89,8 +89,10 @@ def log_in(folder):
 
 def read_text(path):
     """A file's text. PowerShell's > writes UTF-16, which begins with FF FE; Excel a mark (sig)."""
-    kind = "utf-16" if (data := path.read_bytes())[:1] > b"\xfd" else "utf-8-sig"
-    return re.sub("\r\n?", "\n", data.decode(kind, "replace"))
+    if (raw := path.read_bytes()).startswith(b"version https://git-lfs"):
+        raise BadInput(f"{path} only says where Git LFS keeps the file: git lfs pull brings it")
+    kind = "utf-16" if raw[:1] > b"\xfd" else "utf-8-sig"
+    return re.sub("\r\n?", "\n", raw.decode(kind, "replace"))
 
 
 def read_table(path):
@@ -103,7 +105,7 @@ def read_table(path):
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise BadInput(f"{path} has several columns {twice[0]}: give them names of their own")
     if long := [i for i, row in enumerate(rows, 2) if any(row.pop(None, ()))]:   # cells left over
-        raise BadInput(f"{path}, row {long[0]} is longer than the header: write 1000, not 1,000")
+        raise BadInput(f"{path}, row {long[0]} has more cells than the header (of 1,000 for 1000?)")
     return rows
 
 
@@ -135,7 +137,7 @@ def read_console(text):
     """Rows printed among other text: `step:12 - a/b:0.53 - ...` (verl), else `step 12: {'reward':
     .53}` (slime; TRL: no step), JSON, or `Step 28 | Reward: 1` (prime-rl): of rewards, or more."""
     lines, dicts, plain, first = [], [], [], {}
-    for line in re.split(r"[\r\n]", re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)):
+    for line in re.split(r"[\r\n]", RE["unread"].sub(r"\1", text)):
         if found := re.search(r"\bstep:\d+ - .*", line):
             row = dict(cell.rsplit(":", 1) for cell in found[0].split(" - ") if ":" in cell)
             lines.append(first | row if row["step"] == "0" else row)
@@ -179,7 +181,6 @@ def read_wandb_file(data):
     into pieces as in a log of LevelDB. A last, half-written one is left."""
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.unknown_fields import UnknownFieldSet
-
     def values(message, number):
         return [field.data for field in UnknownFieldSet(Empty.FromString(message))
                 if field.field_number == number]
@@ -240,25 +241,25 @@ def metric(column):
 
 def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
     """The rows of one run -> compute and reward (n,) of columns x and y, notes. A row without
-    compute has that of its step, of rows with y; a reward twice at one step counts once."""
+    compute has that of its step, of rows with y; a row twice counts once."""
     compute, found = {}, []                 # {step: compute}, [(step, compute or None, reward)]
     for i, row in enumerate(rows):
         step = next((row[s] for s in steps if isinstance(row.get(s), float)), f"row {i}")
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
         compute |= {step: row[x]} if x in row else {}
-        found += [(step, row.get(x), row[y])] if y in row else []
-    found = [(step, compute[step] if own is None else own, reward) for step, own, reward in found]
+        found += [(step, row.get(x), row[y], *row.items())] if y in row else []
+    found = [(step, compute[step] if own is None else own, *more) for step, own, *more in found]
     kept = dict.fromkeys(row for row in found if all(
-        isinstance(v, float) and np.isfinite(v) for v in row[1:]))
-    if x == "epoch" and not re.match("eval|val|test", y) and any(0 < C <= .01 for _, C, _ in kept):
+        isinstance(v, float) and np.isfinite(v) for v in row[1:3]))
+    if x == "epoch" and not re.match("eval|val|test", y) and any(0 < C <= .01 for _, C, *_ in kept):
         kept = {row: None for row in kept if row[1]}        # TRL prints .004 as 0.0: no step 0
     lost = [f"{x} = {row[1]}, {y} = {row[2]}" for row in found if row not in kept]
     notes = [f"{len(lost)} of {len(found)} evaluations in {path} have no usable {x} or {y}: "
              f"left out (the first: {lost[0]})"] if lost else []
-    if again := len(kept) - len({C for _, C, _ in kept}):
-        notes.append(f"{path} repeats {x} with another {y} {again} times, and all are fitted: "
-                     "several runs (TABLE:RUN names one), a restarted one, or a rounded column?")
-    return *np.array([row[1:] for row in kept]).reshape(-1, 2).T, notes
+    if again := len(kept) - len({row[1] for row in kept}):
+        notes.append(f"{path} repeats {x} {again} times, and all are fitted: several runs (of a "
+                     "CSV with a column run, TABLE:RUN is one), a restart, or a rounded column?")
+    return *np.array([row[1:3] for row in kept]).reshape(-1, 2).T, notes
 
 
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:

@@ -21,11 +21,10 @@ from tasks.verifier import TaskError
 
 def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
     """(training, held-out, evaluation sets' problems, sentences on records that are none), each in
-    a fixed order, of which any prefix is a fair sample.
+    a fixed order, of which any prefix is a fair sample. Raises TaskError.
 
     spec: a task or a mix such as "a+b", and its options: docs/tasks.md; eval_spec: only evaluated.
-    heldout: how many in total, of a mix equally many of each part; seed: of a generator's draws.
-    Raises TaskError."""
+    heldout: how many in total, of a mix equally many of each part; seed: of a generator's draws."""
     parts, evaluated = parts_of(spec), parts_of(eval_spec) if eval_spec else []
     options = options_by_part(options or {}, parts, evaluated)
     train, held, extra, bad, names = {}, {}, [], [], set()

@@ -99,7 +99,7 @@ def grade(kind, answer, parts, asked=()):
 
 @functools.cache
 def reader():
-    """Math-Verify's `parse`. Its parser first tries ANTLR's quick prediction (SLL) and, if that ends
+    """Math-Verify's `parse`. Its parser tries ANTLR's quick prediction (SLL) and, where that ends
     in an error, the full one (LL): equal trees, by ANTLR's rule, in less than half of the time."""
     from antlr4 import PredictionMode
     from latex2sympy2_extended import latex2sympy2

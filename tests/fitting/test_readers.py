@@ -88,7 +88,47 @@ def test_a_resumed_run_counts_each_evaluation_once(tmp_path):
     log.write_text(log.read_text() + again + "\n")
     curve = readers.load(str(run))
     assert curve.C.size == 22 and curve.R[-1] == 0.5
-    assert "repeats compute/flops with another eval/toy/mean@4 1 times" in curve.notes[0]
+    assert "repeats compute/flops 1 times, and all are fitted" in curve.notes[0]
+
+
+def test_seeds_that_agree_count_each(tmp_path):
+    """Where two of three have the same pass rate, the third would have half of the weight."""
+    path = tmp_path / "a.csv"
+    path.write_text("gpu_hours,seed,pass_rate\n" + "".join(
+        f"{C},{seed},{0.2 + C / 10 + (seed > 1) / 100}\n" for seed in range(3) for C in range(4)))
+    curve = readers.load(str(path))
+    assert curve.C.size == 12 and "repeats gpu_hours 8 times" in curve.notes[0]
+
+
+def test_rows_that_a_tracker_has_dropped_are_no_evaluations(tmp_path):
+    """W&B prints them, and their reward and clock would hide those that the trainer prints."""
+    path = tmp_path / "run.log"
+    path.write_text("".join(
+        f"{{'loss': 0.1, 'reward': {0.1 + i / 50}, 'num_tokens': {1000 * (i + 1)}}}\n"
+        + "wandb: WARNING (step: 7 is less than current step: 9. Dropping entry: "
+          f"{{'eval_pass_rate': 0.0, '_timestamp': {1749516128.48 + i}}}).\n" for i in range(6)))
+    curve = readers.load(str(path), y="reward")
+    assert (curve.x, curve.y, curve.C.size) == ("num_tokens", "reward", 6)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.log", "a.csv", "a.ipynb"])
+def test_a_pointer_of_git_lfs_is_told(tmp_path, name):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n")
+    with pytest.raises(BadInput, match=f"{name} only says where Git LFS keeps the file"):
+        readers.load(str(tmp_path / name))
+
+
+def test_durations_losses_and_errors_are_not_proposed_as_rewards(tmp_path):
+    """Other people's logs have them beside a reward, or in place of one."""
+    bad = ("timing_s/reward actor/reward_kl_penalty eval/loss eval/runtime eval/samples_per_second "
+           "value_loss reward/format_error_ratio grad_accum_steps eval/entropy response_len/reward")
+    path, names = tmp_path / "a.csv", [*bad.split(), "recall_score", "exact_match", "timestamp"]
+    path.write_text(",".join(["step", *names]) + "\n1" + ",0.5" * len(names) + "\n")
+    with pytest.raises(BadInput, match="no column for --y; .*; likely: recall_score, exact_match$"):
+        readers.load(str(path))
+    path.write_text("timestamp,reward,mean episode reward\n" + "17495,0.5,0.5\n" * 3)
+    with pytest.raises(BadInput, match="no column for --x; it has: [^;]*$"):
+        readers.load(str(path), y="reward")
 
 
 def test_seeds_in_one_table_are_all_fitted_and_told(tmp_path):
@@ -101,7 +141,7 @@ def test_seeds_in_one_table_are_all_fitted_and_told(tmp_path):
     curve = readers.load(f"both={path}:*")
     path.write_text(path.read_text().replace(",run", ",seed"))
     whole = readers.load(str(path))
-    assert "repeats gpu_hours with another pass_rate 4 times" in whole.notes[0] and not curve.notes
+    assert "repeats gpu_hours 4 times, and all are fitted" in whole.notes[0] and not curve.notes
     for each in (whole, curve):
         assert each.C.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
         assert each.R[1::2] == pytest.approx([0.21, 0.31, 0.41, 0.51])
@@ -324,7 +364,7 @@ def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
     """An unquoted 1,000 would be the number 1, and the rest of its row another evaluation's."""
     path = tmp_path / "a.csv"
     path.write_text("gpu_hours,pass_rate\n0,.2\n1,000,.3\n")
-    with pytest.raises(BadInput, match="row 3 is longer than the header: write 1000, not 1,000"):
+    with pytest.raises(BadInput, match="row 3 has more cells than the header"):
         readers.load(str(path))
 
 
