@@ -161,7 +161,7 @@ def same(gold, found):
             isinstance(two, Eq) and two.free_symbols <= {Symbol("i")} and not two.has(Function, pi)
             and not same(*(side.xreplace({Symbol("i"): I}) for side in two.args))):
         return False  # the latter: 2i = 3i; but \sin 30 and 30 = \pi/6 may be of degrees
-    if all(isinstance(x, Expr) and type(x) is not Symbol and not x.has(  # a symbol may be a word
+    if one != two and all(isinstance(x, Expr) and type(x) is not Symbol and not x.has(  # or a word
             Derivative, Integral, Product, Sum, UnevaluatedExpr) for x in pair):
         with contextlib.suppress(Exception):  # not numbers
             place = {letter: Rational(23 + sum(map(ord, letter.name)) % 97, 10)
@@ -323,9 +323,9 @@ def serve():
             # Before the clock starts: this takes seconds. The trainer itself does not import it.
             if job[0] in own_reward.FUNCTIONS:
                 own_reward.run_file(ast.literal_eval(job[1])[0])
-            else:
+            elif not reader.cache_info().currsize:
                 reader()
-                gc.get_freeze_count() or gc.freeze()  # no collection walks SymPy's objects again
+                gc.freeze()  # no collection walks SymPy's many objects again
             os.write(out, b"ready\n")
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a rule of others may have changed it
             signal.setitimer(signal.ITIMER_REAL, deadline_s)
