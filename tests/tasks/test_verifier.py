@@ -314,8 +314,8 @@ def test_a_number_is_read_where_a_person_reads_it_and_else_as_math_verify_does(s
         gold = Fraction(rng.randint(1, 99_999 if large else 60),
                         rng.choice((1, 1, 1, 2, 8, 3, 7))) * rng.choice((1, -1))
         found = rng.choice((gold, gold, gold, -gold, gold + 3))
-        if abs(found) == 1 and "^" in after:
-            continue  # 1^2 is 1
+        if abs(found) in (1, 2, 4) and ("^" in after or "!" in after or before == r"\sqrt "):
+            continue  # 1^2 is 1, 2! is 2, and \sqrt 4 \cdot 2 is 4
         number = spellings(abs(found), rng)
         minus = rng.choice(("-", "- ", r"-\,", "\u2212", "\u2013", "-(")) if found < 0 else ""
         part = before + minus + number + ")" * (minus == "-(") + after
