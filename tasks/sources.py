@@ -133,7 +133,7 @@ HUB = {"config": "", "split": "train"}  # of data sets
 # What stands before or around the answer inside its column, and how it is told: GSM8K's, MATH's.
 MARKS = {"####": " after ####", r"\boxed": r" in the last \boxed{}"}
 PRESETS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
-USUAL, COLUMNS = PRESETS.pop("usual"), PRESETS.pop("columns")  # names of columns, by what they hold
+USUAL, COLUMNS = PRESETS.pop("usual"), PRESETS.pop("columns")  # of a file; and their defaults
 
 
 def read_records(name, options):

@@ -145,7 +145,7 @@ def expression(text, asked=()):
 def same(gold, found):
     """Math-Verify's comparison, of decimals as fractions (none is a root) and of one i, not two.
     It simplifies, so what needs a tenth of the time comes first: an interval is no number and no
-    list of formulas; two formulas differ if they do where their letters are certain numbers."""
+    list of formulas; two formulas (no symbol, which may be a word) differ if they do at a point."""
     from math_verify import verify
     from sympy import (And, Derivative, Eq, Expr, FiniteSet, Float, Function, I, Integral,
                        Interval, Product, Rational, Sum, Symbol, UnevaluatedExpr, pi)
@@ -161,7 +161,7 @@ def same(gold, found):
             isinstance(two, Eq) and two.free_symbols <= {Symbol("i")} and not two.has(Function, pi)
             and not same(*(side.xreplace({Symbol("i"): I}) for side in two.args))):
         return False  # the latter: 2i = 3i; but \sin 30 and 30 = \pi/6 may be of degrees
-    if one != two and all(isinstance(x, Expr) and type(x) is not Symbol and not x.has(  # or a word
+    if one != two and all(isinstance(x, Expr) and type(x) is not Symbol and not x.has(
             Derivative, Integral, Product, Sum, UnevaluatedExpr) for x in pair):
         with contextlib.suppress(Exception):  # not numbers
             place = {letter: Rational(23 + sum(map(ord, letter.name)) % 97, 10)
