@@ -247,7 +247,7 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
         step = next((row[s] for s in steps if isinstance(row.get(s), float)), f"row {i}")
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
         compute |= {step: row[x]} if x in row else {}
-        found += [(step, row.get(x), row[y], *row.items())] if y in row else []
+        found += [(step, row.get(x), row[y], str(row))] if y in row else []  # of nan, too
     found = [(step, compute[step] if own is None else own, *more) for step, own, *more in found]
     kept = dict.fromkeys(row for row in found if all(
         isinstance(v, float) and np.isfinite(v) for v in row[1:3]))
