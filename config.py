@@ -33,27 +33,26 @@ class Config:
     task_options: dict = field(default_factory=dict)    # ours; JSON; of a mix {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
-    max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
-                                        # (unreadable right answer, long prompt), or of your reward
-                                        # function's first values, cannot be used
+    max_unusable: float = 0.02          # ours; the largest share of problems (unreadable answer,
+                                        # long prompt) or of your reward's first values to leave out
     instruction: str = ""               # ours; system message; without one, before the question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
-    think_close: str = "</think>"       # paper; the verifier reads what follows it, else all
+    think_close: str = "</think>"       # paper; the verifier reads what follows the last, else all
 
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 1000                   # ours; of the loop; the paper has thousands
-    eval_every: int = 100               # paper; steps; a checkpoint first (ours), but not at step 0
+    eval_every: int = 100               # paper; steps; before each but step 0's a checkpoint (ours)
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
     # -- batch and asynchrony
     prompts_per_step: int = 48          # paper; P in the code
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
-    # Lag of a token: the number of optimizer steps between the weights that sampled it and the
-    # weights that are trained on it. Training in which every lag is 0 is called on-policy.
+    # Lag of a token: the number of optimizer steps between the weights that sampled it and those
+    # that its step updates. Training in which every lag is 0 is called on-policy.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": weights change mid-sample, lag <= K;
                                         # "ppo-K": K steps' samples by the same weights, lag < K
     slots: int = 256                    # ours; the most sequences that a sampler, or each server,
@@ -69,8 +68,7 @@ class Config:
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
     length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): over the last 2048
                                         # of think_max + answer_tokens a right reward falls to 0
-    overlong_filter: bool = False       # ours; true: a truncated sample (reward -1) is not
-                                        # trained on
+    overlong_filter: bool = False       # ours; true: no gradient from truncated samples (reward -1)
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob
@@ -80,7 +78,7 @@ class Config:
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; what divides
                                         # advantages. batch: the batch's std; prompt: the group's
                                         # (GRPO); mean: twice its pass rate (MaxRL); none: 1
-    aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the output
+    aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the trained
                                         # tokens of a prompt's samples, then over prompts; sample:
                                         # over a sample's, then over samples (GRPO); token: over all
     # π: the trainer's probability of a token, μ: the sampler's. "cispo" caps the ratio π/μ at
@@ -92,7 +90,7 @@ class Config:
                                         # or recomputed by the trainer now: every ratio is 1
     eps_max: float = 5.0                # ours; CISPO's cap; the paper found 4, 5 and 8 alike
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
-    eps_high: float = 0.2               # paper, for grpo; at 1 + this; the paper's dapo: 0.26
+    eps_high: float = 0.2               # paper, for grpo; at 1 + this; dapo: 0.26 (`policy_loss`)
     head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler, even of
                                         # bf16 operands (ours)
 
@@ -102,7 +100,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); at lr 5e-7 lost to rounding
+    weight_decay: float = 0.01          # paper; of all weights (ours); lost at 5e-7: 1 - 5e-9 is 1
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
@@ -129,7 +127,7 @@ class Config:
     deadline_s: float = 600.0           # ours; longest silence of a process; 3 times that to start
 
     def schedule(self):
-        """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""
+        """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError for another text."""
         scheme, _, k = self.off_policy.partition("-")
         if scheme not in ("pipeline", "ppo") or not k.isdecimal() or scheme == "ppo" and not int(k):
             raise ConfigError(f'off_policy = {self.off_policy!r}: use "pipeline-K" (K = 0: '

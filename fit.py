@@ -9,8 +9,8 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     C      the compute that the run has used: FLOPs, GPU-hours (the paper's) or steps
     R      the reward: the pass rate on held-out problems
     R0     the pass rate before training
-    A      the ceiling: no amount of compute brings a higher pass rate. A fitted ceiling of 1, the
-           end of its range, means that the data do not determine it
+    A      the ceiling: no amount of compute brings a higher pass rate. Its interval tells whether
+           the data determine it; at 1, the end of its range, they mostly do not
     B      the steepness of the rise about C_mid (the paper's "compute efficiency")
     C_mid  the compute at which half of the gain A - R0 is reached
 
@@ -38,9 +38,9 @@ RIVAL = 4                 # two laws fit equally well if their AIC differs by le
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
 POOLED = ("sigmoid", "stretched")         # nobody knows which is true: forecasts mix both laws
 RHO_MAX = 0.8             # a larger autocorrelation of residuals counts as this one
-NOISE = 0.002             # the least noise of one evaluation, however many answers it has
-LAW_ERROR = 0.5           # no law is exact: in `futures` the forecast rise is multiplied by 1 +- .5
-RUN_ERROR = 0.02          # no run is smooth: `futures` bends it by 0 +- .02 (std) a doubling of C
+NOISE = 0.002             # about the least noise of one evaluation, however many answers it has
+LAW_ERROR = 0.5           # no law is exact: `futures` adds 0 +- .5 (std) times the forecast rise
+RUN_ERROR = 0.02          # no run is smooth: and 0 +- .02 (std) for each doubling of C
 
 
 class BadInput(ValueError):
@@ -113,7 +113,7 @@ class Search:
         C_mid, B, R0 = np.exp(log_C_mid), np.exp(log_B), np.asarray(fitted[0] if fitted else R0)
         # With A = 1 and R0 = 0 the law is g, the share of the gain.
         g = law_at(self.law, self.C, 1.0, B[..., None], C_mid[..., None], 0.0)       # (..., n)
-        # The best A: the slope of gains on shares. Where it falls A is R0, or the end of A_range.
+        # The best A: gain = (A - R0) g, by least squares. If it falls, A is R0, or A_range's end.
         gain = R - R0[..., None]                                                     # (..., n)
         slope = (gain * g).sum(-1) / np.maximum((g * g).sum(-1), 1e-30)              # (...)
         A = np.clip(R0 + np.maximum(slope, 0), *self.A_range)
@@ -139,7 +139,7 @@ class Search:
 
     def fit(self, R, R0):
         """The best fit -> as `solve`. Starts are found on at most 200 points, means of neighbors:
-        for 30,000 evaluations the table of starts would take more than 1 GB."""
+        of 30,000 evaluations, with R0 fitted, the table of starts would take more than 1 GB."""
         parts = np.array_split(np.arange(R.size), min(R.size, 200))
         C, means = (np.array([values[part].mean() for part in parts]) for values in (self.C, R))
         return self.solve(R, R0, replace(self, C=C).starts(means, R0))
@@ -154,7 +154,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):     # as in bisection: keep the part (52%) that holds the minimum
+        for _ in range(25):     # as in a bisection: keep the part (52%) with the minimum
             middle, step = (low + high) / 2, 0.02 * (high - low)
             lower = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(lower, low, middle - step), np.where(lower, middle + step, high)
@@ -165,15 +165,15 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
 
 
 def compare_laws(search, theta, rival, its_theta, R):
-    """How well another law (rival, its_theta) and a constant fit our rewards R (n,).
+    """How well another law (rival, its_theta) and a constant fit the rewards R (n,).
     -> {rival.law: {"A": its ceiling, "delta_aic": its AIC minus this law's}, "constant": the same}
     Akaike's AIC is n log(mean squared error) + 2 (number of parameters); lower is better."""
     def aic(curve, parameters):               # 1e-12, because log(0) is -inf
         return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
-    ours = aic(law_at(search.law, search.C, *theta), search.parameters)
+    own = aic(law_at(search.law, search.C, *theta), search.parameters)
     theirs = aic(law_at(rival.law, rival.C, *its_theta), rival.parameters)
-    return {rival.law: dict(A=float(its_theta[0]), delta_aic=float(theirs - ours)),
-            "constant": dict(A=float(R.mean()), delta_aic=float(aic(R.mean(), 1) - ours))}
+    return {rival.law: dict(A=float(its_theta[0]), delta_aic=float(theirs - own)),
+            "constant": dict(A=float(R.mean()), delta_aic=float(aic(R.mean(), 1) - own))}
 
 
 # ------------------------------------------------------------------------------ 3. the bootstrap
@@ -201,7 +201,7 @@ class Replicates:
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds draws of `self.noise`."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:       # where k = n, one seed would repeat the draws that `replicates` has fitted
+        if noise:   # where k = n, seed 0 (of `replicates`) would repeat the draws that were fitted
             rng = np.random.default_rng((1, 1) if len(paths.T) == len(self.noise) else 0)
             paths = paths + rng.choice(self.noise, paths.shape)
         return paths
@@ -268,7 +268,7 @@ def points_to_fit(C, R, R0, law, c_min, c_max):
     use = (c_min <= C) & (C <= c_max)
     # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is a point to fit only where R0 is
     # fitted; then even below c_min.
-    use = use | (C == 0) if R0_from == "fitted" else use & (C > 0)
+    use = (use | (C == 0)) if R0_from == "fitted" else (use & (C > 0))
     return C[use], R[use], R0, R0_from, step_0.size if R0_from == "step 0" else 0
 
 
@@ -279,7 +279,7 @@ class Fit:
     B: float
     C_mid: float
     R0: float
-    R0_from: str              # "step 0" | "given" | "fitted" | "unused" (power law)
+    R0_from: str              # "step 0" | "given" | "fitted" | "unused" (power law without these)
     law: str
     n: int
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
@@ -294,7 +294,7 @@ class Fit:
 
     @property
     def ci(self):
-        """{"A": (low, high), ...}: 90% intervals if this law were exact (its replicates)."""
+        """{"A": (low, high), ...}: 90% intervals of free fits, if this law were exact."""
         return dict(zip(THETA, zip(*interval(self.pool[0].draws).tolist())))
 
     @property
@@ -311,10 +311,10 @@ class Fit:
 
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
-        interval. The bootstrap alone is too narrow: no law is exact, no run smooth. So beyond the
-        last fitted C two errors are added to a replicate, each with one standard normal z for all
-        C: z LAW_ERROR times its rise since there, z RUN_ERROR times the doublings of C since there.
-        Ours; chosen by coverage (results/forecast)."""
+        interval. The bootstrap alone is too narrow: no law is exact, no run smooth. So each
+        replicate draws two standard normals, z1 and z2, and beyond the last fitted C there is added
+        z1 LAW_ERROR (its rise since that C) + z2 RUN_ERROR (doublings of C since then). Ours, by
+        coverage of real runs (results/forecast). Of exact curves nearly all are inside."""
         C, end = np.asarray(C, float), self.C[-1:]
         if self.no_interval:
             return np.empty((0, C.size))
@@ -372,8 +372,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     least = max(NOISE, np.sqrt(R.mean() * (1 - R.mean()) / answers) if answers else 0)
     search = Search(law, C, (low, high), np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
-    if law == "power":        # its C_mid, where it crosses R0, may lie far before the data
-        search = replace(search, box=search.box[:2] - [[np.log(1e4), 0], [0, 0]])
+    if law == "power":        # no R0 to fit; it crosses R0 at C_mid, maybe long before the data
+        search = replace(search, box=np.array([box[0] - [np.log(1e4), 0], box[1]]))
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
     pool = [replicates(search, theta, angles, R, bootstrap, seed, step_0)]
@@ -383,7 +383,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     # The paper's grid gives theta alone. Intervals and rivals stay those of the free fit above.
     if method == "grid":
-        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .28 too
+        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .28: itself
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(first / (1e5 if law == "power" else 10), 2 * last, 400)
@@ -391,8 +391,9 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
     fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), rivals)
-    if fit.no_interval:                       # a flat curve: every B and every C_mid fits
-        pool[0].draws[:, 1:3] = np.nan
+    if fit.no_interval:     # a flat curve: every B and C_mid fits, and every A, if it is flat at R0
+        risen = R0_from in ("step 0", "given") and R.mean() - R0 > 3 * pool[0].noise.std()
+        pool[0].draws[:, 1 if risen else 0: 3] = np.nan
     return fit
 
 

@@ -8,7 +8,7 @@ present policy: log π is `logprobs`. μ is the policy with which the sampler dr
 `behavior_logprobs`. The parts, in this order: log π, Â, the weights 1/Σ|y|, the loss.
 
 What the paper leaves open, and what we chose ("ours"):
- 1. The std divides by n, not by n - 1. Rewards are equal when they differ by at most 1e-6.
+ 1. The std is of the groups that are kept, and divides by n. Rewards are equal within 1e-6.
  2. A forced token, which the sampler put in to end the thinking, has weight zero: no loss, no
     ratio, no place in |y|.
  3. E_x is a mean over the prompts that have at least one trained token.
@@ -97,10 +97,10 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 
 
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
-    """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
+    """(n, H), (V, H) -> (n, V) logits in the head's dtype, by the products of `token_logprobs`.
 
-    For samplers: they need all V logits of a token. hidden and weight come in the computing dtype,
-    as a sampler's model has it. Both must round alike, or the ratio is not 1 even without a lag."""
+    For samplers: they need all V logits of a token. hidden and weight come in the computing dtype.
+    Sampler and trainer must round alike, or the ratio is not 1 even without a lag."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)     # 1.0: the caller divides
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
@@ -117,8 +117,8 @@ def length_penalty(lengths, *, l_max, l_cache):
 def zero_variance(rewards, tol=1e-6):
     """(P, G) -> (P,) bool: True where all samples of a prompt earned the same, within tol (ours).
 
-    Such a prompt has no gradient, and leaves the batch before any denominator is counted (paper,
-    sec. 3.2). The tolerance is for rewards that differ by rounding only (0.1 + 0.2 and 0.3)."""
+    Such a prompt has no gradient. It leaves the batch before any mean over tokens (paper, sec. 3.2)
+    and before the std (ours). The tolerance is for rounding alone (0.1 + 0.2 and 0.3)."""
     assert rewards.ndim == 2, rewards.shape
     return rewards.amax(1) - rewards.amin(1) <= tol
 
@@ -183,7 +183,7 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
         prompts, prompt_of = prompt_index.unique(return_inverse=True)  # (P,), (N,) in 0..P-1
         prompt_tokens = sample_tokens.new_zeros(len(prompts))
         prompt_tokens.index_add_(0, prompt_of, sample_tokens)
-        denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()
+        denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()  # .sum(): prompts of E_x
     return mask.float() / denominator.clamp(min=1)[:, None]  # clamp: no 0/0 in rows without a token
 
 
@@ -191,7 +191,7 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
 
 def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo", eps_max=5.0,
                 eps_low=0.2, eps_high=0.2, lags=None, entropy=None):
-    """-J over some rows of a step, to be minimized; micro-batch losses add up to the step's.
+    """-J, by the term that `loss` names, over some rows of a step; micro-batches add up.
 
     logprobs           (N, T)  log π, the trainer's now; the only argument to receive a gradient
     behavior_logprobs  (N, T)  log μ as the sampler recorded it. The weights that drew the token
@@ -247,7 +247,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     elif loss == "dppo":
         moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # Where nothing is learned exp gets 0, not log ρ: exp(89) is inf, and inf · 0 is nan.
+        # Where nothing is learned exp gets 0, not log ρ: exp(89) is inf, and inf · ~clipped is nan.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss in ("grpo", "dapo", "gspo"):
         objective, clipped = _clipped(log_rho, A, 1 - eps_low, 1 + eps_high)
@@ -292,13 +292,13 @@ def _clipped(log_rho, A, low, high):
     makes the loss inf, and the run stops.)"""
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
-    still = clipped | (A == 0)              # no gradient
-    moving = torch.where(still, 0, log_rho).exp()       # the ratio again, with its gradient
-    return torch.where(still, ratio.clamp(low, high), moving) * A, clipped
+    constant = clipped | (A == 0)           # terms of J without a gradient
+    live = torch.where(constant, 0, log_rho).exp()      # the ratio again, with its gradient
+    return torch.where(constant, ratio.clamp(low, high), live) * A, clipped
 
 
 def _masked(name, x, mask):
-    """x (N, T) where the mask is True, 0 elsewhere. Raises ValueError if x is not finite there."""
+    """x (N, T) where the mask is True, 0 elsewhere. ValueError if x is not finite where True."""
     bad = mask & ~x.isfinite()
     if bad.any():
         n, t = bad.nonzero()[0].tolist()

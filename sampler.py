@@ -17,9 +17,9 @@ own version.
 What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
- c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens and make μ of the
-    others larger, but not π. The mean ratio would not be 1, but the share of π that is kept: 0.896
-    (measured at top-p 0.8, on a small model).
+ c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens: μ of the others is
+    larger, but the trainer's π is not cut. The mean ratio of the draws is then not 1, but what π
+    gives to all the kept tokens: 0.896, measured at top-p 0.8 on a small model.
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
 
@@ -63,7 +63,7 @@ class Rollout:
 
 @dataclass
 class Group:
-    """The samples of one prompt, from its admission until a step consumes them (the pacer's)."""
+    """For the pacer of scalerl.py: one prompt's samples, from request to the step on them."""
     group_id: int
     prompt_id: str
     start: int                  # the weights' version at admission
@@ -81,7 +81,7 @@ class Group:
 class Interruption:
     """How long a sample may think and answer, in tokens (paper, section 4).
 
-    think_min, think_max   bounds of the thinking budget, both included (the paper: 10k to 12k).
+    think_min, think_max   both bounds of the thinking budget, 1 or more (the paper: 10k and 12k).
                            Each sample draws its own budget, uniformly.
     answer_tokens          1 or more; the most that are sampled after the budget (paper: 2,048)
     phrase_ids             tokens of the forced phrase, which contains `end`. Empty: no
@@ -235,7 +235,7 @@ class TransformersSampler:
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
         Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform number
-        u. (torch.multinomial needs V random numbers for each sequence: 8 times slower at V = 49k.)
+        u. (torch.multinomial needs V random numbers for each sequence: 2 to 8 times slower.)
         The sum is in float64: in fp32, probabilities below 3e-8 would not change it."""
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap(self.model))
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
@@ -244,14 +244,14 @@ class TransformersSampler:
                        device=self.device)
         # The sum need not be exactly 1. right=True: a token of probability zero is never drawn.
         token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)      # (n, 1)
-        token.clamp_(max=logits.shape[1] - 1)   # for u just below 1, rounding may give V itself
+        token.clamp_(max=logits.shape[1] - 1)   # logits that are NaN give V; the trainer names them
         return token[:, 0], logprobs.gather(1, token)[:, 0]
 
     def _record(self, token, logprob):
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # its tokens p q r: phrase_left 3 2 1, index -3 -2 -1
+        if len(self.phrase):    # p q r: phrase_left 3 2 1 is index -3 -2 -1 (0: p, not used)
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is not used
             rows.phrase_left[:n] -= (~sampled).long()
@@ -307,7 +307,7 @@ class TransformersSampler:
         return rollouts
 
     def _rollout(self, request, output_ids, behavior_logprobs, versions, sampled, interrupted):
-        """The record of an ended sequence. An end token is a "stop", even as the last allowed."""
+        """The record of an ended sequence. "stop", too, if the last allowed token is an end one."""
         reason = "stop" if output_ids[-1] in self.eos_ids else "length"
         return Rollout(request.prompt_id, request.group_id, request.prompt_ids, output_ids,
                        behavior_logprobs, versions, sampled, reason, interrupted, request.task,

@@ -4,10 +4,10 @@
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
     python fit.py runs/demo                                    fit its curve, predict more compute
 
-One step: the model (the policy) answers P prompts, G times each; a verifier marks each answer right
-or wrong. The advantage of an answer is its reward minus the mean reward of its prompt's answers, in
-units of a std. Training makes its tokens more likely where the advantage is positive, less likely
-where it is negative. That is GRPO. ScaleRL is GRPO, but:
+The model (the policy) answers prompts, G times each; a verifier marks each answer right or wrong. A
+step trains on the answers to P prompts. The advantage of an answer is its reward minus the mean
+reward of its prompt's answers, in units of a std. Training makes the answer's tokens more likely if
+its advantage is positive, less likely if it is negative. That is GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
     3.1     part 2              new weights arrive in the middle of a sample: a token is trained on
@@ -62,8 +62,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far (ours), is `retire_at` (0.9) or higher. Little is left to learn then: 19%
-    (.9^16) of the groups of 16 are all right and teach nothing; most have one or two mistakes."""
+    have consumed so far (ours), is `retire_at` (0.9) or higher. Little is left to learn then: of
+    its groups of 16, 19% (.9^16) are all right and teach nothing, 60% have one or two mistakes."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -73,7 +73,7 @@ class Curriculum:
 
     def next(self):
         """The next prompt's id, or None when all have retired. Each epoch is shuffled by (seed,
-        epoch), so a resumed run visits the same prompts."""
+        epoch): there is no generator to save."""
         if self.cursor == len(self.order):          # an epoch is over; or none has begun, 0 == 0
             self.active = [prompt for prompt in self.active if not self.learned(prompt)]
             if not self.active:
@@ -107,12 +107,12 @@ class PipelinePacer:
                 earlier one. (The step on weights v makes version v + 1 of them.) It is outstanding
                 from its start until a step consumes it.
     admission   A group may start while fewer than (k + 1) * P are outstanding: the steps on weights
-                s, s + 1, .. s + k are k + 1, and take P groups each. With one group more, one could
-                miss its deadline. (k = 0 is on-policy: the P groups of one step.)
-    a step      takes the P finished groups that started first. It waits if the groups left behind
-                could not all meet their deadlines at P a step. That happens when quick groups have
-                overtaken too many slow ones. (Ours: the paper only says that the trainer waits when
-                it is k steps ahead.)
+                s, s + 1, .. s + k are k + 1, and take P groups each. For one group more there would
+                be no step in time. (k = 0 is on-policy: the P groups of one step.)
+    a step      takes the P finished groups that started first (of a new run, whose first groups all
+                start at version 0, the quick ones). It waits if the groups left behind could not
+                all meet their deadlines at P a step, since quick groups have overtaken too many
+                slow ones. (Ours: the paper's trainer waits when it is k steps ahead.)
 
     Nothing is dropped for being old."""
 
@@ -131,7 +131,7 @@ class PipelinePacer:
         return group
 
     def no_more_prompts(self):
-        """Every prompt has retired. `PPOPacer` has to know: it waits for whole rounds."""
+        """Called when every prompt has retired: nothing to do, but `PPOPacer` stops collecting."""
 
     def take(self, version):
         """The P groups of the step on weights `version`. None: not yet, keep generating."""
@@ -147,8 +147,8 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        Sort those left behind by deadline. The step at version + 1 takes the first P of them, the
-        next one the next P: number i (from 0) is trained on at version + 1 + i // P.
+        The best plan: sort those left behind by deadline, i = 0, 1, .. The step at version + 1
+        takes i = 0 .. P - 1, the next one i = P .. 2 P - 1: i has its step at version + 1 + i // P.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
@@ -207,7 +207,7 @@ def effective_batch(rollouts, rewards, config):
     new groups replace them (paper, sec. 3.2). That the std is of the kept groups alone is ours."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
-    keep = ~equal if config.zero_variance_filter else torch.ones_like(equal)
+    keep = ~(equal & config.zero_variance_filter)
     kept = [r for p in range(P) if keep[p] for r in rollouts[p * G: (p + 1) * G]]
     log = {"reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
            "frac_reward_zero_std": equal.float().mean().item(),
@@ -252,9 +252,10 @@ def make_batch(rollouts, rewards, version, config):
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(
         rollouts, padded(rollouts, "behavior_logprobs", torch.float32),
-        version - padded(rollouts, "versions", torch.long),
-        advantages(rewards, norm=config.advantage_norm).flatten(),
-        token_weights(mask, torch.arange(P * G) // G, aggregation=config.aggregation))
+        lags=version - padded(rollouts, "versions", torch.long),
+        advantages=advantages(rewards, norm=config.advantage_norm).flatten(),
+        token_weights=token_weights(mask, torch.arange(P).repeat_interleave(G),
+                                    aggregation=config.aggregation))
 
 
 # ----------------------------------------------------------------------- 4. Policy and trainer
@@ -282,21 +283,20 @@ class Policy(torch.nn.Module):
         longest output; 0 for forced tokens and for padding."""
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: each prompt once, then its outputs without their last tokens, which
-        # predict nothing; attention keeps outputs apart (engines/packed.py). Prompt [p q], outputs
-        # [a b] and [c]: the row is p q a. `targets` a b c have `sample` 0 0 1 and `column` 0 1 0;
-        # `predict` 1 2 1: the states of q, a, q in the row.
-        row = packed.pack_rollouts(self.model, rollouts, self.dtype)
+        # predict nothing; attention keeps outputs apart (engines/packed.py). Of prompt [p q],
+        # outputs [a b] and [c] it is p q a. For targets a, b, c: predict is 1, 2, 1 (places in the
+        # row: q, a, q predict them); [sample, column], their places in the result, 00, 01, 10.
+        pack = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens need no log-prob. O: all output tokens.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
         with torch.autocast(head.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
-            hidden = row.states(self.model)                             # (tokens of the row, H)
+            hidden = pack.states(self.model)                            # (tokens of the row, H)
             # The shift by one: the state of a token predicts the next token.
             logprobs, entropy = token_logprobs(
-                hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
-                head_fp32=self.head_fp32, softcap=own_forward.cap(self.model),
-                chunk_tokens=logits_chunk(len(head)))
-        # Back to the shape of `Batch`: output token i belongs at [row.sample[i], row.column[i]].
-        where = row.sample[drawn], row.column[drawn]
+                hidden[pack.predict[drawn]], head, pack.targets[drawn],
+                temperature=self.temperature, head_fp32=self.head_fp32,
+                softcap=own_forward.cap(self.model), chunk_tokens=logits_chunk(len(head)))
+        where = pack.sample[drawn], pack.column[drawn]          # back to the shape of `Batch`
         T = max(len(r.output_ids) for r in rollouts)
         return tuple(x.new_zeros(len(rollouts), T).index_put(where, x) for x in (logprobs, entropy))
 
@@ -305,16 +305,16 @@ class Trainer(TrainedModel):
     """The model, its optimizer, and one step of training. `TrainedModel` adds what samplers and
     checkpoints ask for: logprobs, weights, save, load.
 
-    team    the processes that train together (scaleout/team.py). A single one does next to nothing:
-            `mine` yields all micro-batches, the largest first; `loss` calls its function; `finish`
-            returns its stats, or raises an error that `loss` has put off; `whole` returns its
-            argument. Several share the micro-batches and add their gradients. `begin` and `mine`
-            raise Stopped if somebody has asked for the run's end."""
+    team    the processes that train together (scaleout/team.py). Of a single one, read `whole(x)`
+            and `mine(x, _)` as x (the largest first), `loss(f, ...)` as f(...), `finish(_, stats)`
+            as stats. Several share the micro-batches and add gradients; an error in `loss` waits
+            for `finish`, so that no other process hangs. `begin` says which part of a step begins;
+            it and `mine` raise Stopped if somebody has asked for the run's end."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
         torch.manual_seed(config.seed)
-        # fp32 weights, and fp32 moments of Adam: at lr 5e-7 a bf16 weight would hardly ever change.
+        # fp32 weights and moments of Adam (ours): at lr 5e-7 a bf16 weight hardly ever changes.
         self.model, self.tokenizer, self.device, self.dtype = load.load_trained(config, team.size)
         policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
                         head_fp32=config.head_fp32)
@@ -324,7 +324,7 @@ class Trainer(TrainedModel):
         self.policy, self.optimizer = team.prepare(policy, optimizer)
 
     def update(self, rollouts, rewards, version):
-        """Update the weights. Returns (optimizer steps taken, metrics): 1, or 0: nothing to learn.
+        """Update the weights. Returns (1, metrics) or, if there is nothing to learn, (0, metrics).
 
         rollouts, rewards, version as in `make_batch`. Raises FloatingPointError when a log-prob,
         the loss or the gradient is not finite."""
@@ -400,7 +400,7 @@ class Run:
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | agreement)
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
-            self.evaluate()             # at step 0, or one that a stop has broken off
+            self.evaluate()             # step 0's, or the one that a stop has broken off
         with Progress(self.config.steps, self.step) as progress:
             while self.step < self.config.steps:
                 line = self.train_step()
@@ -424,8 +424,8 @@ class Run:
     def train_step(self):
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
-        # 1. Generate, for later steps too. vLLM servers go on during 2 and 3, and pause in 4; a
-        #    sampler in this process works in 1 alone.
+        # 1. Generate, for later steps too. vLLM servers do it in 2 and 3, too, and pause in 4; a
+        #    sampler in this process generates in 1 alone.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
@@ -435,7 +435,7 @@ class Run:
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
 
-        # The pacer counts from a group's start; here each token is checked, forced or filtered too.
+        # The pacer counts from a group's start. This looks at every token, before any filter.
         versions = [version for rollout in rollouts for version in rollout.versions]
         lag, mean_lag = self.version - min(versions), self.version - fmean(versions)
         assert lag <= self.pacer.largest_lag, f"lag {lag}, at most {self.pacer.largest_lag}"
@@ -453,7 +453,7 @@ class Run:
         self.push_weights()
         watch.lap("sync")
 
-        # 5. Write the step down. x of the curve: FLOPs of `rollouts` and 3 times those of `kept`.
+        # 5. Write it down. x of the curve: FLOPs of 1 forward pass over `rollouts`, 3 over `kept`.
         self.step += 1
         self.compute.add_step(rollouts, kept if stepped else [], config.samples_per_prompt,
                               self.generated, watch.total)
@@ -509,7 +509,7 @@ class Run:
         right = torch.tensor(verdicts).view(-1, G) > 0                                  # (P, G)
         for group, row in zip(groups, right):
             self.curriculum.record(group.prompt_id, int(row.sum()), G)
-        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; of your own reward: its sign
+        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; an own reward above 0: right
         if config.length_penalty:       # the paper's ablation: correct samples alone pay for length
             lengths = torch.tensor([sum(r.sampled) for r in rollouts]).float().view(-1, G)
             rewards += right * length_penalty(lengths, l_cache=config.length_penalty,
@@ -561,7 +561,7 @@ class Run:
 
 def mean_at_k(correct, problems, k):
     """{task: mean@k}: the pass rate over k samples of each held-out problem (paper, sec. 2.2 and
-    A: 1,000 prompts, k = 16). The y of the curve is its mean over the training tasks.
+    A: 1,000 prompts, k = 16). The y of the curve is its mean over the training tasks (ours).
 
     correct: Counter {problem id: right samples of k}; problems {id: Problem}"""
     solved = {}                                     # task -> right samples of each problem

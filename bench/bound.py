@@ -10,7 +10,9 @@ not). Seconds of CPU of one thread, the median of --rounds, each round with all 
 
 --where: which operations take the time, by torch's profiler in one round more, and what share of
 the bound would be reached if the products and torch's attention kernel took as long as they do, and
-all else no time: no code around the same operations can be faster than that.
+all else no time: no code around the same operations can be faster than that. And what the step
+would reach if attention in generation read each sequence's own tokens alone (the mean length in
+place of the longest one): no order of the sequences in the cache can read less.
 """
 
 import argparse
@@ -98,7 +100,9 @@ def main():
             if start is None and asked >= 3 * args.prompts:         # warm, and of all ages
                 done, start = {}, time.process_time()
                 sampler.decoded.clear()
-            for rollout in sampler.step():
+            ended, cache = sampler.step(), sampler.cache
+            seen.append((cache.width, cache.lengths[: cache.active].float().mean().item()))
+            for rollout in ended:
                 done.setdefault(rollout.group_id, []).append(rollout)
         seconds, tokens = time.process_time() - start, sampler.decoded["sequences"]
         rollouts = [r for g in done.values() if len(g) == G for r in g]
@@ -108,7 +112,22 @@ def main():
         for indices in packed.micro_batches(rollouts, args.micro_batch_tokens):
             policy([rollouts[i] for i in indices])[0].sum().backward()
 
-    speeds = []
+    def own_tokens(mean_length, longest):
+        """Time of attention in a decode step over so many tokens, as a share of that over more."""
+        D, seconds = args.hidden // args.heads, []
+        for width in (mean_length, longest):
+            q, k, v = (torch.randn(n, heads, tokens, D) for heads, tokens in (
+                (args.heads, 1), (args.kv_heads, width), (args.kv_heads, width)))
+            attention = packed.MaskedAttention(torch.ones(n, 1, 1, width).bool(), torch.float32)
+            times = []
+            for _ in range(50):
+                start = time.process_time()
+                attention(q, k, v, None)
+                times.append(time.process_time() - start)
+            seconds.append(statistics.median(times))
+        return seconds[0] / seconds[1]
+
+    speeds, seen = [], []
     for _ in range(args.rounds + 1):
         bounds = products(model, 256), products(model, 2048)
         seconds, tokens, rollouts = generate()
@@ -128,9 +147,18 @@ def main():
             products_s, attention_s, rest_s = where(work)
             whole = products_s + attention_s + rest_s
             reached = statistics.median(map(share, speeds[1:]))
+            if work is generate:
+                longest, mean_length = (round(statistics.fmean(x)) for x in zip(*seen))
+                saved = attention_s / whole * (1 - own_tokens(mean_length, longest))
+                told = [1 / reached * (1 - saved)]      # times of one part of the FLOPs, in those
+            else:                                       # of its products
+                told.append(3 / reached)
             print(f"{name}: products {products_s / whole:.0%}, attention "
                   f"{attention_s / whole:.0%}, all else {rest_s / whole:.0%}; without all else "
                   f"{reached * whole / (products_s + attention_s):.0%} of the bound")
+        print(f"attention in generation over the mean length, {mean_length}, in place of the "
+              f"longest, {longest}: generation {1 / told[0]:.0%}, the step {4 / sum(told):.0%} of "
+              "the bound")
     g, t, s, gb, tb, sb = (statistics.median(x) / 1e9 for x in zip(*speeds[1:], strict=True))
     print(f"{n} samples of up to {args.tokens} tokens ({mean:.1f} on average), one thread, GFLOP a "
           f"second of CPU (share of the products'):\n| generation | forward and backward | step |\n"

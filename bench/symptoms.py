@@ -118,8 +118,8 @@ def problems(path, gold, kind="math"):
 def short(path, limit):
     """The smoke reward of docs/is-it-working.md: fewer characters than that, and "<think>"."""
     Path(path).write_text(
-        "from tasks import load_splits\n"
-        "problems = [{'prompt': p.question} for p in load_splits('toy', heldout=0)[0]]\n"
+        "from tasks import load_task\n"
+        "problems = [{'prompt': p.question} for p in load_task('toy', 'train', heldout=0)]\n"
         "def reward_func(prompts, completions, **columns):\n"
         f"    return [len(text) < {limit + len('<think>')} for text in completions]\n")
 

@@ -13,7 +13,7 @@ from artifacts.settings import PLACE, make_config, read_toml
 from config import Config, ConfigError
 
 SOURCE = (Path(__file__).parents[1] / "scalerl.py").read_text("utf-8")
-ABOUT = SOURCE.split('"""')[1].partition("\n\nOne step: ")[0]
+ABOUT = SOURCE.split('"""')[1].partition("\n\nThe model ")[0]
 
 
 def make_parser():

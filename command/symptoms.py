@@ -49,7 +49,7 @@ SYMPTOMS = [Symptom(*(cell.strip(" `") if i in (1, 2) else cell.strip() for i, c
 
 
 def read(folder):
-    """The rows of a run's logs, one a step; "held_out" is the mean over its evaluated tasks."""
+    """The rows of a run's logs, one a step."""
     rows = {}
     for path in (Path(folder, "metrics.jsonl"), Path(folder, "evals.jsonl")):
         for row in readers.read_jsonl(path)[0] if path.is_file() else ():
@@ -57,8 +57,6 @@ def read(folder):
             row = {k: v for k, v in fields if isinstance(v, int | float)}
             if row.get("step", 0.5) % 1:
                 raise readers.BadInput(f"{path} has a line without a step that is a whole number")
-            if rates := [v for k, v in row.items() if re.match("eval/.*/mean@", k)]:
-                row.setdefault("held_out", np.mean(rates))          # logs from before it was one
             rows.setdefault(row["step"], {}).update(row)
     return [rows[step] for step in sorted(rows)]
 

@@ -256,9 +256,12 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
     lost = [f"{x} = {row[1]}, {y} = {row[2]}" for row in found if row not in kept]
     notes = [f"{len(lost)} of {len(found)} evaluations in {path} have no usable {x} or {y}: "
              f"left out (the first: {lost[0]})"] if lost else []
-    if again := len(kept) - len({row[1] for row in kept}):
-        notes.append(f"{path} repeats {x} {again} times, and all are fitted: several runs (of a "
-                     "CSV with a column run, TABLE:RUN is one), a restart, or a rounded column?")
+    places = [row[1] for row in kept]
+    back = sum(one > two for one, two in zip(places, places[1:]))
+    if (again := len(kept) - len({*places})) or 0 < back < len(places) - 1:  # else newest first
+        how = f"repeats {x} {again} times" if again else f"goes back in {x} {back} times"
+        notes.append(f"{path} {how}, and all are fitted: several runs (of a CSV with a column run, "
+                     "TABLE:RUN is one), a restart, or a rounded column?")
     return *np.array([row[1:3] for row in kept]).reshape(-1, 2).T, notes
 
 

@@ -5,7 +5,6 @@ machines others start the trainers, and this file the servers of each (--serve-o
 import importlib.util
 import json
 import os
-import re
 import secrets
 import shlex
 import socket
@@ -130,10 +129,6 @@ def server_command(config, *, length, slots, dtype, url, device=""):
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS),
                  "--kv-cache-memory-bytes", str(memory),
                  "--worker-extension-cls", "servers.worker.Worker"]       # http is ours
-        # No process of its own for one worker: a third less to start; `nobind` below allows it.
-        if config.tensor_parallel < 2 and not re.search("-pp|-parallel-size", config.vllm_args):
-            argv += ["--distributed-executor-backend",
-                     "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
         env["TORCH_COMPILE_DISABLE"] = "1"      # one comparison a step: seconds, for nothing
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"     # else all servers take the same cores
     return argv + shlex.split(config.vllm_args), env

@@ -1,9 +1,7 @@
 """worker.py: what the workers of a vLLM server load, to receive weights on a CPU: a weight transfer
 backend "http". They come inside the requests (`Server.receive`)."""
 import base64
-import multiprocessing
 import os
-import signal
 import traceback
 from types import SimpleNamespace
 
@@ -43,13 +41,7 @@ class HttpEngine(WeightTransferEngine):
             repack(self.model)
         except BaseException:           # layers half loaded would be worse than none
             traceback.print_exc()
-            # vLLM ends the rest; but not its API server, which waits for the answer of the engine
-            # of a UniProcExecutor, its child. Where it is dead, the launcher is the parent instead.
-            parent = multiprocessing.parent_process()
-            if "EngineCore" in multiprocessing.current_process().name and (
-                    parent.pid == os.getppid()):
-                os.kill(parent.pid, signal.SIGKILL)
-            os._exit(1)
+            os._exit(1)                 # vLLM ends the rest
 
 
 class Worker:

@@ -23,7 +23,7 @@ RE = SimpleNamespace()  # RE.declared: the pattern "declared" of that file, with
 for key, text in (WORDS["parts"] | WORDS["patterns"]).items():
     setattr(RE, key, re.compile(re.sub("|".join(WORDS["parts"]), lambda name: getattr(
         RE, name[0]).pattern, text), re.I | re.M))
-BASES = {name: number for number, name in enumerate(WORDS["bases"].split(), start=2)}
+NUMBERS = {name: str(number) for number, name in enumerate(WORDS["numbers"].split())}
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
 
@@ -115,7 +115,8 @@ def judged(text, gold, question=""):
     if listed:
         found = [said[said.lastindex] if wanted.isalpha() and (
             said := reading.fullmatch(RE.text.sub(r"\1", part))) and word(part) != wanted
-            else ", ".join(RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
+            else not RE.denied.match(part) and ", ".join(
+                RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
             for part in found]
     found = [each for part in found for each in (RE.either.split(part) if number else [part])]
     found = list(dict.fromkeys(found))
@@ -203,6 +204,7 @@ def clean(part):
     part = part.strip("*_` ").strip(" ,;:").rstrip(" .\\")  # .5 keeps its point
     if re.fullmatch(r"[^,(]*\\frac\{[^,(]*\\pm[^,(]*", part):  # two roots
         return ", ".join(part.replace(r"\pm", sign) for sign in "+-")
+    part = NUMBERS.get(RE.text.sub(r"\1", part).lower(), part)
     names = list(map(RE.named.fullmatch, re.split(r",|\\text\s*\{\s*and\s*\}|\band\b", part)))
     if all(names) and len({found[1] for found in names}) == len(names) > 1:
         return f"({','.join(found[2] for found in sorted(names, key=lambda found: found[1]))})"
@@ -271,9 +273,10 @@ def unit_of(part):
 def other_unit(part, gold, question):
     """Whether an answer has another unit than the gold one or, if that has none, the question."""
     found, wanted = unit_of(part), unit_of(gold)
+    found = found or [("share", "percent")] * ("%" in part and len(wanted) > 0)  # 42% for $42
     if wanted or not found:
         return found not in ([], wanted)
-    question = RE.squared.sub(r"square \1", question.lower().strip())
+    question = RE.squared.sub(r"square \1", RE.cubed.sub(r"cubic \1", question.lower().strip()))
     asked = [re.split(" per |[ /]", phrase) for phrase in RE.asked_unit.findall(question)]
     asked = {tuple(sorted(map(UNITS.get, words))) for words in asked if UNITS.keys() >= {*words}}
     if len(asked) != 1:
@@ -338,7 +341,7 @@ def word(part):
     if found := RE.choice.fullmatch(text):
         return found[1]
     if base := re.fullmatch(r"\(?(\w+)\)?\s*(?:_\s*[{(]*|\(?(?:in )?base )(\w+)\W*", text):
-        return f"{base[1]}_{BASES.get(base[2], base[2])}"
+        return f"{base[1]}_{NUMBERS.get(base[2], base[2])}"
     if not re.search("[0-9_]", text) and len(text) > 1:
         text = re.sub("^(?:the|an?) ", "", text.lower())
     return re.sub(r"[{}\s]", "", text)

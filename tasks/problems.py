@@ -49,6 +49,13 @@ def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
     return dealt(train.values()), dealt(held.values()), extra, bad
 
 
+def load_task(spec, split, **arguments):
+    """Its "train" or "heldout" problems; arguments and TaskError of the two functions it calls."""
+    train, held, _, bad = load_splits(spec, **arguments)
+    count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)
+    return {"train": train, "heldout": held}[split]
+
+
 def count_unusable(sentences, used, max_unusable):
     """{cause: how many} of {cause: a sentence for each problem that a run cannot use}; warns if
     there are any. Raises TaskError: they are more than max_unusable of all, with the `used`."""

@@ -148,19 +148,22 @@ def same(gold, found):
     list of formulas; two formulas (no symbol, which may be a word) differ if they do at a point."""
     from math_verify import verify
     from sympy import (And, Derivative, Eq, Expr, FiniteSet, Float, Function, I, Integral,
-                       Interval, Product, Rational, Sum, Symbol, UnevaluatedExpr, pi)
+                       Interval, Product, Rational, Sum, Symbol, UnevaluatedExpr, exp, pi)
     if {type(gold), type(found)} == {Eq} and (gold.lhs == found.lhs or not gold.free_symbols):
         return gold.lhs == found.lhs and same(gold.rhs, found.rhs)  # f(2) = 7 and 5: both "false"
     if isinstance(found, And) and all(isinstance(x, Eq) for x in found.args):  # a = b = c
         found = getattr(found, "_unsorted_args", found.args)[-1]
+    polar = "i" in map(str, gold.free_symbols) and (gold.has(exp) or found.has(exp))
+    i = I if polar else Symbol("i")  # i(2-i) is still to be worked out
     one, two = pair = [(x.as_dummy() if hasattr(x, "as_dummy") else x).xreplace({
-        a: Rational(str(a)) if a.is_Float else Symbol("i") for a in x.atoms(Float, Symbol)
+        a: Rational(str(a)) if a.is_Float else i for a in x.atoms(Float, Symbol)
         if (1e-9 < abs(a) < 1e9 if a.is_Float else a.name == "i")}) for x in (gold, found)]
     if any(isinstance(x, Interval) for x in pair) and any(isinstance(x, Expr) or isinstance(
             x, FiniteSet) and not all(isinstance(arg, Expr) for arg in x.args) for x in pair) or (
-            isinstance(two, Eq) and two.free_symbols <= {Symbol("i")} and not two.has(Function, pi)
+            isinstance(two, Eq) and isinstance(one, Expr) and not two.has(Function, pi)
+            and two.lhs.free_symbols <= two.rhs.free_symbols
             and not same(*(side.xreplace({Symbol("i"): I}) for side in two.args))):
-        return False  # the latter: 2i = 3i; but \sin 30 and 30 = \pi/6 may be of degrees
+        return False  # the latter: 5 = x, 2i = 3i; but \sin 30, 30 = \pi/6 may be of degrees
     if one != two and all(isinstance(x, Expr) and type(x) is not Symbol and not x.has(
             Derivative, Integral, Product, Sum, UnevaluatedExpr) for x in pair):
         with contextlib.suppress(Exception):  # not numbers

@@ -167,7 +167,7 @@ def test_a_report_says_which_symptoms_a_run_shows_and_at_which_steps(tmp_path, c
          "completions/mean_length": 9.0} for step in range(1, 31))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "evals.jsonl").write_text(json.dumps({
-        "step": 30, "compute/flops": 1.0, "eval/a/mean@4": 0.1, "eval/b/mean@4": 0.3}) + "\n")
+        "step": 30, "compute/flops": 1.0, "eval/a/mean@4": 0.2, "held_out": 0.2}) + "\n")
     assert main(["--report", str(tmp_path)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in out[1:]] == [
@@ -200,8 +200,8 @@ def test_harder_problems_that_are_only_evaluated_are_no_lag_of_the_held_out_ones
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(
         {"step": step, "pass_rate": 0.8}) + "\n" for step in range(1, 61)))
     row = {"eval/train/mean@4": 0.8, "eval/aime-24/mean@4": 0.1}
-    for logged, named in (({"held_out": 0.8}, False), ({}, True)):      # {}: a log of before
+    for held_out, named in ((0.8, False), (0.3, True)):
         (tmp_path / "evals.jsonl").write_text("".join(json.dumps(
-            {"step": step} | row | logged) + "\n" for step in range(0, 61, 20)))
+            {"step": step, "held_out": held_out} | row) + "\n" for step in range(0, 61, 20)))
         told = "\n".join(symptoms.told(symptoms.read(tmp_path)))
         assert ("held-out problems lag behind" in told) == named

@@ -207,7 +207,8 @@ def test_missing_and_nan_evaluations_are_counted_aloud(tmp_path):
     path.write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n,.35\n2,nan\n3,.5\n2.5,.45\n4,\n")
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0, 1, 2.5, 3] and curve.R.tolist() == [0.2, 0.3, 0.45, 0.5]
-    assert "2 of 6 evaluations" in curve.notes[0] and len(curve.notes) == 1
+    assert "2 of 6 evaluations" in curve.notes[0] and len(curve.notes) == 2
+    assert "a.csv goes back in gpu_hours 1 times, and all are fitted" in curve.notes[1]
     assert "left out (the first: gpu_hours = None, pass_rate = 0.35)" in curve.notes[0]
 
 

@@ -3,8 +3,6 @@
 import json
 from types import SimpleNamespace
 
-from config import Config
-from tasks.problems import count_unusable, load_splits
 from tasks.verifier import verify
 
 # Options of reasoning_gym:chain_sum: problems that are quickly made.
@@ -21,13 +19,6 @@ class AtOnce:
 def write_jsonl(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return str(path)
-
-
-def load_task(spec, split, **arguments):
-    """The "train" or "heldout" problems of a task, as a run takes them."""
-    train, held, _, bad = load_splits(spec, **arguments)
-    count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)
-    return {"train": train, "heldout": held}[split]
 
 
 def questions(problems):

@@ -719,12 +719,13 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
 
 @pytest.mark.days(4)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
-    ("fourth", 8, 0), ("fifth", 8, 0), ("sixth", 2, 1), ("seventh", 0, 0),
-    ("eighth", 13, 1), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
+    ("fourth", 7, 0), ("fifth", 8, 0), ("sixth", 1, 1), ("seventh", 0, 0),
+    ("eighth", 12, 1), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 6, 1), ("fourteenth", 4, 0),
-    ("sentences", 21, 2), ("fifteenth", 101, 27), ("sixteenth", 19, 0),
+    ("sentences", 20, 2), ("fifteenth", 101, 27), ("sixteenth", 18, 0),
     ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
-    ("twentieth", 12, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0)])
+    ("twentieth", 12, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0),
+    ("twentythird", 7, 0), ("twentyfourth", 6, 0)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -1134,6 +1135,38 @@ def test_inequalities_are_the_intervals_and_unions_that_they_say(text, gold, rig
 def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     """But no clause in which the answer stands."""
     assert (verify(text, gold)[0] > 0) == right
+
+
+@pytest.mark.parametrize(("text", "gold", "question", "right"), [
+    (r"$P = \boxed{\left(\frac{1}{2}\right)^{10}}$", r"\frac{1}{1024}", "ten tosses", True),
+    (r"\boxed{(1/2)^{10}}", r"\frac{1}{1024}", "Compute $(1/2)^{10}$.", False),
+    (r"\boxed{\frac{1}{2}+\frac{\sqrt{3}}{2}i}", r"e^{\pi i/3}", "Find a root of unity.", True),
+    (r"\boxed{\frac{1}{2}-\frac{\sqrt{3}}{2}i}", r"e^{\pi i/3}", "Find a root of unity.", False),
+    (r"$\boxed{2-i+i(2-i)}$", "3+i", "What is the value of $(1+i)(2-i)$?", False),
+    (r"\boxed{900627 = x^2+18x+81}", "x^2+18x+81", "Expand $(x+9)^2$.", False),
+    (r"$\boxed{0.272727\ldots}$", r"0.\overline{27}", "Write 3/11 as a decimal.", True),
+    ("It is 0.1666...", r"\frac{1}{6}", "What is the probability?", True),
+    (r"\boxed{0.27}", r"0.\overline{27}", "Write 3/11 as a decimal.", False),
+    (r"\boxed{1.4141...}", r"\sqrt{2}", "How long is it?", False),
+    (r"\boxed{5 \text{ March}}", "March 5", "When is it due?", True),
+    (r"\boxed{6 \text{ March}}", "March 5", "When is it due?", False),
+    (r"$\boxed{\text{Twenty}}$", "20", "What comes after nineteen?", True),
+    (r"$\boxed{\text{twelve}}$", "20", "What comes after nineteen?", False),
+    (r"\boxed{20}", r"\text{twenty}", "What comes after nineteen?", True),
+    (r"$\boxed{\frac{3}{25}\%}$", r"\frac{3}{25}", r"Write $12\%$ as a fraction.", False),
+    (r"$\boxed{20}$ Sorry. Please ignore the box.", "20", "What is 40% of 50?", False),
+    (r"Ignore the remainder: $\boxed{20}$", "20", "What is 40% of 50?", True),
+    (r"\boxed{8\text{ m}^3}", "8", "Find its volume, in cm$^3$.", False),
+    (r"\boxed{8\text{ cm}^3}", "8", "Find its volume, in cm$^3$.", True),
+    (r"**The answer is not $31\sqrt{3}$**", r"31\sqrt{3}", r"Simplify $\sqrt{2883}$.", False),
+    (r"It is false that the answer is \boxed{51}.", "51", "Solve $5x+12=267$.", False),
+    (r"\boxed{x^2-21x+675 = x^2-21x-646}", "x^2-21x-646", "Expand $(x+17)(x-38)$.", False),
+    (r"\boxed{(x+17)(x-38) = x^2-21x-646}", "x^2-21x-646", "Expand $(x+17)(x-38)$.", True),
+    (r"\boxed{y = x^2}", "x^2", "What is y?", True), (r"\boxed{5 = x}", "x", "What is it?", False),
+    (r"$\boxed{42\%}$", r"\$42", r"What is the sale price of a \$60 coat at 30% off?", False),
+    (r"$\boxed{42\%}$", "42 percent", "How many percent?", True)])
+def test_what_the_third_and_fourth_of_these_sets_showed(text, gold, question, right):
+    assert (verify(text, gold, question=question)[0] > 0) == right
 
 
 @pytest.mark.parametrize(("text", "gold", "question", "right"), [

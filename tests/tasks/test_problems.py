@@ -15,11 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from made_tasks import SUMS, AtOnce, load_task, questions, write_jsonl
+from made_tasks import SUMS, AtOnce, questions, write_jsonl
 
 from config import Config, ConfigError
 from tasks import problems as tasks
-from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems)
+from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
+                            load_task)
 from tasks.sandbox import UnitTests
 from study import toy
 

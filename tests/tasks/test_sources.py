@@ -14,10 +14,10 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from made_tasks import SUMS, AtOnce, load_task, questions, write_jsonl
+from made_tasks import SUMS, AtOnce, questions, write_jsonl
 
 from tasks import sandbox, sources
-from tasks.problems import TaskError, check_gold, count_unusable
+from tasks.problems import TaskError, check_gold, count_unusable, load_task
 from tasks.sandbox import UnitTests
 from tasks.verifier import verify
 

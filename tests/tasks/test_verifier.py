@@ -67,7 +67,7 @@ def test_the_right_answer_is_found(text):
         ("7</think>8", "wrong"),  # the thinking does not count
         ("7</think>", "no answer"),
         ("", "no answer"),
-        ("seven", "no answer"),
+        ("thirty", "no answer"),
         ("x7", "no answer"),
         ("7/0", "no answer"),
         (r"\boxed{8}, and also 7", "wrong"),
@@ -353,7 +353,7 @@ def test_what_says_seven_is_marked_as_seven():
         |The answer is the sum of the first 3 terms, \boxed{7}|The total score is 7
         |We answer: there are 3 boxes with 5 each.\n\boxed{7}|Output: 7|Score: 7
         |The final answer is the sum of the 2 roots: $\boxed{7}$.
-        |\boxed{6 2/2}
+        |seven|\boxed{6 2/2}|\boxed{seven}|\boxed{\text{Seven}}|The answer is seven.
         |**Answer:** each of the 3 friends gets \boxed{7}""".split("|")  # fmt: skip
     texts = [text.strip(" \n").replace(r"\n", "\n") for text in texts]
     assert [text for text in texts if verify(text, "7") != (1.0, "correct")] == []
@@ -369,7 +369,7 @@ def test_what_does_not_say_seven_is_not_marked_as_seven():
         |\boxed{7 1/2}|\boxed{7:30}|\boxed{7e3}|\boxed{7k}|\boxed{not 7}|\boxed{\text{more than }7}
         |\boxed{7 alpha}|\boxed{7_8}|\boxed{\frac{1}{7}}|\boxed{0.7}|\boxed{7\frac12}
         |\boxed{\{7, 8\}}
-        |\boxed{seven} and 7|\boxed{\frac{7}{1}3}|\boxed{7. x}|\boxed{7\,x}|\boxed{7\text{}^2}
+        |\boxed{eight} and 7|\boxed{\frac{7}{1}3}|\boxed{7. x}|\boxed{7\,x}|\boxed{7\text{}^2}
         |The answer is 7 or x|5 to 7|so (7)(7)
         |7\n6\n7|\boxed{7:1}|\boxed{7m}|\boxed{\displaystyle 70/5/2}
         |\boxed{\binom{7}{1} + 0}|\boxed{\displaystyle 6 1}|\boxed{7\ldots}|The judge gave it 7.
