@@ -64,9 +64,9 @@ def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
     if found := by_choice(text, gold, question):
         return found
-    marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
+    marked = RE.aside.sub("", RE.supposed.sub("", RE.decoration.sub("", RE.emphasis.sub(
         lambda found: ("\1{}\2" if found[2] else "{}").format(found[3].strip("*_`")),
-        text[-LONGEST_TEXT:])).strip())
+        text[-LONGEST_TEXT:]))).strip())
     for asked, bound in ((RE.asked_least, RE.at_least), (RE.asked_most, RE.at_most)):
         marked = bound.sub("", marked) if asked.search(question) else marked
     marked = marked[:-400] + RE.trailing.sub(r"\1", RE.roughly.sub("", marked[-400:]))

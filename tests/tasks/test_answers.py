@@ -1231,6 +1231,43 @@ def test_what_the_last_two_blind_sets_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right
 
 
+DENIED = {"51": "51", r"31\sqrt{3}": r"$31\sqrt{3}$", "(3,5)": "$(3,5)$", r"\text{even}": "even"}
+
+
+@pytest.mark.parametrize("gold", DENIED)
+def test_an_answer_that_is_denied_doubted_or_taken_back_is_none(gold):
+    """Of 88 such texts 31 to 42 were paid, by the kind of the gold answer."""
+    texts = r"""The answer is not G.|The answer is certainly not G.|The answer is anything but G.
+        |I doubt that the answer is G.|Nobody would say that the answer is G.|Is the answer B?
+        |Some say the answer is G, but that is wrong.|The answer is G? No.|Perhaps the answer is G.
+        |The answer is G or something else.|If the answer is G, then I am wrong.|Do not answer B.
+        |Assume the answer is G.|B is wrong.|B is not the answer.|B is incorrect; I do not know.
+        |The answer cannot be B.|I don't think it is B.|I do not believe that the answer is B.
+        |It would be wrong to answer B.|Anything except B.|Everything but B.|<!-- B -->
+        |It is false that the answer is B.|B is what a fool would say.|The answer is less than G.
+        |The answer is twice G.|The answer is G plus one.|B\nSorry, I made a mistake.
+        |B\nThis is incorrect.|B\nActually no.|B\nIt could also be $17$.|B\nI don't know.""".split("|")
+    texts = [text.strip().replace("\\n", "\n").replace("G", DENIED[gold]).replace(
+        "B", rf"$\boxed{{{gold}}}$") for text in texts]
+    assert [text for text in texts if verify(text, gold, question="Find it.")[0] > 0] == []
+
+
+@pytest.mark.parametrize("gold", ["7", r"3\sqrt{2}", "(1,2)"])
+def test_words_of_doubt_that_are_not_about_the_answer_do_not_count(gold):
+    texts = r"""B. It is not 8, since 8 is even.|B\n\nThis could also be found by counting.
+        |It is not difficult to see that the answer is B.|I was not sure, but the answer is B.
+        |If the sum is even, then the answer is B.|Perhaps surprisingly, the answer is B.
+        |Maybe you expected 9, but the answer is B.|Suppose x = 2. Then the answer is B.
+        |Nobody else is left, so the answer is B.|B is the answer.|It cannot exceed B.
+        |I made a mistake above; the correct value is B.|So what is the answer? B
+        |If I am not mistaken, the answer is G.|Some people say 9, but the answer is G.
+        |All but one are excluded, hence B.|The answer is twice as large as before, G.
+        |B\n\nIf you are not sure about a step, ask!|I believe the answer is G.""".split("|")
+    texts = [text.strip().replace("\\n", "\n").replace("G", f"${gold}$").replace(
+        "B", rf"$\boxed{{{gold}}}$") for text in texts]
+    assert [text for text in texts if verify(text, gold, question="Find it.")[0] < 0] == []
+
+
 @pytest.mark.parametrize(("one", "two"), [
     (r"7\ln x", r"\ln x^7"), (r"\sqrt{x^8}", "x^4"), ("50\\%", "0.5"), ("2+3i", "3i+2"),
     (r"\frac{x^2-1}{x-1}", "x+1"), (r"\sqrt{ab}", r"\sqrt{a}\sqrt{b}"), ("x+1", "x+1.0000000001"),
