@@ -1246,7 +1246,8 @@ def test_an_answer_that_is_denied_doubted_or_taken_back_is_none(gold):
         |It would be wrong to answer B.|Anything except B.|Everything but B.|<!-- B -->
         |It is false that the answer is B.|B is what a fool would say.|The answer is less than G.
         |The answer is twice G.|The answer is G plus one.|B\nSorry, I made a mistake.
-        |B\nThis is incorrect.|B\nActually no.|B\nIt could also be $17$.|B\nI don't know.""".split("|")
+        |B\nThis is incorrect.|B\nActually no.|B\nIt could also be $17$.
+        |B\nI don't know.""".split("|")
     texts = [text.strip().replace("\\n", "\n").replace("G", DENIED[gold]).replace(
         "B", rf"$\boxed{{{gold}}}$") for text in texts]
     assert [text for text in texts if verify(text, gold, question="Find it.")[0] > 0] == []
