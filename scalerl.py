@@ -23,8 +23,8 @@ its advantage is positive, less likely if it is negative. That is GRPO. ScaleRL 
 "Ours" marks what the paper does not say, or has otherwise. For example: the x of the curve is the
 FLOPs of generation and training (the paper: GPU-hours), without those of evaluations.
 
-Reading: README has a path of 90 minutes, which begins at `Run.train_step` in part 5. To read all
-five files, in order: config.py, this file, loss.py, sampler.py, fit.py.
+Reading: README has a path of 90 minutes, which begins at `Run.train_step` in part 5. Order of all
+five files: this head, config.py, the rest of this file, loss.py, sampler.py, fit.py.
 
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
 tokens of the longest output (shorter ones are padded on the right). The version of the weights is
