@@ -23,7 +23,7 @@ RE = SimpleNamespace()  # RE.declared: the pattern "declared" of that file, with
 for key, text in (WORDS["parts"] | WORDS["patterns"]).items():
     setattr(RE, key, re.compile(re.sub("|".join(WORDS["parts"]), lambda name: getattr(
         RE, name[0]).pattern, text), re.I | re.M))
-NUMBERS = {name: str(number) for number, name in enumerate(WORDS["numbers"].split())}
+NUMBERS = dict(row.rsplit(" ", 1) for row in WORDS["numbers"].split(", "))
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
 
@@ -204,7 +204,7 @@ def clean(part):
     part = part.strip("*_` ").strip(" ,;:").rstrip(" .\\")  # .5 keeps its point
     if re.fullmatch(r"[^,(]*\\frac\{[^,(]*\\pm[^,(]*", part):  # two roots
         return ", ".join(part.replace(r"\pm", sign) for sign in "+-")
-    part = NUMBERS.get(RE.text.sub(r"\1", part).lower(), part)
+    part = NUMBERS.get(RE.text.sub(r"\1", part).lower().replace("-", " "), part)
     names = list(map(RE.named.fullmatch, re.split(r",|\\text\s*\{\s*and\s*\}|\band\b", part)))
     if all(names) and len({found[1] for found in names}) == len(names) > 1:
         return f"({','.join(found[2] for found in sorted(names, key=lambda found: found[1]))})"
@@ -315,7 +315,7 @@ def same_text(part, gold, question=""):
             r"\text" in gold or RE.words.fullmatch(gold)):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
-        return word(part) in (wanted, wanted.partition("_")[0])
+        return word(part) in (wanted, *re.findall("^([0-9]|[0-9A-Z]{2,})_", wanted))
     if RE.sorted.search(question) or gold.count(":") > 1:  # the order counts
         found, right = ([(plain_number(one) or (one.strip(),))[0] for one in RE.item.split(side)]
                         for side in (part, clean(gold)))
@@ -330,7 +330,7 @@ def same_text(part, gold, question=""):
     value = re.sub(r"_\s*\{[^{}]*\}", "", part).rpartition("=")[2]  # no "=" of a sum's bound
     return False if marks[0] != marks[1] or len(value) > 80 + 4 * len(gold) or (
         len(RE.comma.findall(part)) > 8 + 2 * gold.count(",")) or (  # a list of other things
-        RE.unevaluated.search(value) and not RE.unevaluated.search(gold)) or (
+        RE.unevaluated.search(value) and not RE.unevaluated.search(clean(gold))) or (
         RE.words.fullmatch(RE.text.sub(r"\1", part)) and re.search("[0-9]", gold)) or (
         RE.lowest.search(question) and "frac" in part and not re.search("frac|/|-", gold)) else None
 

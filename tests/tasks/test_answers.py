@@ -722,10 +722,10 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
     ("fourth", 7, 0), ("fifth", 8, 0), ("sixth", 1, 1), ("seventh", 0, 0),
     ("eighth", 12, 1), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 6, 1), ("fourteenth", 4, 0),
-    ("sentences", 20, 2), ("fifteenth", 101, 27), ("sixteenth", 18, 0),
+    ("sentences", 19, 2), ("fifteenth", 101, 27), ("sixteenth", 18, 0),
     ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
     ("twentieth", 12, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0),
-    ("twentythird", 7, 0), ("twentyfourth", 6, 0)])
+    ("twentythird", 7, 0), ("twentyfourth", 5, 0), ("twentyfifth", 9, 1)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -1158,6 +1158,17 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"Ignore the remainder: $\boxed{20}$", "20", "What is 40% of 50?", True),
     (r"\boxed{8\text{ m}^3}", "8", "Find its volume, in cm$^3$.", False),
     (r"\boxed{8\text{ cm}^3}", "8", "Find its volume, in cm$^3$.", True),
+    ("So the answer is one third.", r"\frac{1}{3}", "What part does each get?", True),
+    (r"$\boxed{\text{three-fifths}}$", r"\frac{3}{5}", "What fraction likes soccer?", True),
+    (r"$\boxed{\text{two fifths}}$", r"\frac{3}{5}", "What fraction likes soccer?", False),
+    ("Ratio (small to large): **1/8**", "1:8", "What is the ratio of the volumes?", True),
+    ("The answer is $A$.", "A_1", "Which point lies on $BC$, $A$ or $A_1$?", False),
+    (r"\boxed{1011}", "1011_2", "Write it in base 2.", True),
+    ('{"answer": "(14, 28)", "alternative": "(15, 28)"}', "(14, 28)", "Solve it.", False),
+    ('{"answer": "(14, 28)", "steps": "(15, 28)"}', "(14, 28)", "Solve it.", True),
+    (r"$\boxed{(31, 90)\text{ or } (33, 90)}$", "(31, 90)", "Solve the system.", False),
+    (r"$\boxed{x<0 \text{ or } x>2}$", r"(-\infty,0)\cup(2,\infty)", "Solve it.", True),
+    (r"\[\boxed{\begin{aligned} x &= 2 \\ y &= 3 \end{aligned}}\]", "(2,3)", "Solve it.", True),
     (r"**The answer is not $31\sqrt{3}$**", r"31\sqrt{3}", r"Simplify $\sqrt{2883}$.", False),
     (r"It is false that the answer is \boxed{51}.", "51", "Solve $5x+12=267$.", False),
     (r"\boxed{x^2-21x+675 = x^2-21x-646}", "x^2-21x-646", "Expand $(x+17)(x-38)$.", False),
@@ -1165,7 +1176,7 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"\boxed{y = x^2}", "x^2", "What is y?", True), (r"\boxed{5 = x}", "x", "What is it?", False),
     (r"$\boxed{42\%}$", r"\$42", r"What is the sale price of a \$60 coat at 30% off?", False),
     (r"$\boxed{42\%}$", "42 percent", "How many percent?", True)])
-def test_what_the_third_and_fourth_of_these_sets_showed(text, gold, question, right):
+def test_what_the_third_to_fifth_of_these_sets_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right
 
 
