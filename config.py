@@ -33,8 +33,8 @@ class Config:
     task_options: dict = field(default_factory=dict)    # ours; JSON; of a mix {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
-    max_unusable: float = 0.02          # ours; the largest share of problems (unreadable answer,
-                                        # long prompt) or of your reward's first values to leave out
+    max_unusable: float = 0.02          # ours; a run is refused if more problems (answer not read,
+                                        # long prompt), or first values of your reward, are useless
     instruction: str = ""               # ours; system message; without one, before the question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"

@@ -302,14 +302,12 @@ class Policy(torch.nn.Module):
 
 
 class Trainer(TrainedModel):
-    """The model, its optimizer, and one step of training. `TrainedModel` adds what samplers and
-    checkpoints ask for: logprobs, weights, save, load.
+    """The model, its optimizer, and a step of training. `TrainedModel` adds weights, save and load.
 
     team    the processes that train together (scaleout/team.py). Of a single one, read `whole(x)`
             and `mine(x, _)` as x (the largest first), `loss(f, ...)` as f(...), `finish(_, stats)`
             as stats. Several share the micro-batches and add gradients; an error in `loss` waits
-            for `finish`, so that no other process hangs. `begin` says which part of a step begins;
-            it and `mine` raise Stopped if somebody has asked for the run's end."""
+            for `finish`. `begin` names a part of a step; it and `mine` raise Stopped at a stop."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team

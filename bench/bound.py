@@ -100,9 +100,9 @@ def main():
             if start is None and asked >= 3 * args.prompts:         # warm, and of all ages
                 done, start = {}, time.process_time()
                 sampler.decoded.clear()
-            ended, cache = sampler.step(), sampler.cache
-            seen.append((cache.width, cache.lengths[: cache.active].float().mean().item()))
-            for rollout in ended:
+            if (cache := sampler.cache).active:         # what the next decode step reads
+                seen.append((cache.width, cache.lengths[: cache.active].float().mean().item()))
+            for rollout in sampler.step():
                 done.setdefault(rollout.group_id, []).append(rollout)
         seconds, tokens = time.process_time() - start, sampler.decoded["sequences"]
         rollouts = [r for g in done.values() if len(g) == G for r in g]

@@ -36,8 +36,8 @@ def make_parser():
     add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
         help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
              "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
-    for field in dataclasses.fields(Config):
-        add(option(field.name), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for name in vars(Config()):             # --eval-every, or as in a file --eval_every
+        add(option(name), f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 

@@ -26,8 +26,9 @@ def falls(fit):
 
 def doubts(fit):
     """Reasons to doubt a fit that can make a forecast; the rules are ours."""
-    if fit.R0_from == "fitted" and fit.C[0] > 0:
-        yield "no evaluation at step 0: R0 is a guess, and it moves every other number"
+    noisy = fit.R0_from == "step 0" and fit.rmse > 0.05         # a training log: .08 and more
+    if noisy or fit.R0_from == "fitted" and fit.C[0] > 0:
+        yield f"{'noise' if noisy else 'no evaluation'} at step 0: R0 is a guess; it moves the rest"
     if (not fit.no_interval and fit.law != "power" and fit.C[-1] < 2 * fit.C_mid
             and fit.A - fit.curve(fit.C[-1]) > 0.1 * (fit.A - fit.R0)):
         yield "the bend towards the ceiling has hardly been seen"

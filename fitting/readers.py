@@ -256,12 +256,11 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
     lost = [f"{x} = {row[1]}, {y} = {row[2]}" for row in found if row not in kept]
     notes = [f"{len(lost)} of {len(found)} evaluations in {path} have no usable {x} or {y}: "
              f"left out (the first: {lost[0]})"] if lost else []
-    places = [row[1] for row in kept]
-    back = sum(one > two for one, two in zip(places, places[1:]))
-    if (again := len(kept) - len({*places})) or 0 < back < len(places) - 1:  # else newest first
+    back = min(map([a[1] > b[1] for a, b in zip(kept, [*kept][1:])].count, (0, 1)))  # or forward
+    if (again := len(kept) - len({row[1] for row in kept})) or back:
         how = f"repeats {x} {again} times" if again else f"goes back in {x} {back} times"
         notes.append(f"{path} {how}, and all are fitted: several runs (of a CSV with a column run, "
-                     "TABLE:RUN is one), a restart, or a rounded column?")
+                     "TABLE:RUN is one), a restart, a rounded column, or rows in another order?")
     return *np.array([row[1:3] for row in kept]).reshape(-1, 2).T, notes
 
 

@@ -64,9 +64,9 @@ def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
     if found := by_choice(text, gold, question):
         return found
-    marked = RE.aside.sub("", RE.supposed.sub("", RE.decoration.sub("", RE.emphasis.sub(
+    marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
         lambda found: ("\1{}\2" if found[2] else "{}").format(found[3].strip("*_`")),
-        text[-LONGEST_TEXT:]))).strip())
+        text[-LONGEST_TEXT:])).strip())
     for asked, bound in ((RE.asked_least, RE.at_least), (RE.asked_most, RE.at_most)):
         marked = bound.sub("", marked) if asked.search(question) else marked
     marked = marked[:-400] + RE.trailing.sub(r"\1", RE.roughly.sub("", marked[-400:]))
@@ -120,7 +120,7 @@ def judged(text, gold, question=""):
             for part in found]
     found = [each for part in found for each in (RE.either.split(part) if number else [part])]
     found = list(dict.fromkeys(found))
-    if len(found) > MOST_ANSWERS or RE.not_boxed.search(text) or any(
+    if len(found) > MOST_ANSWERS or RE.not_boxed.search(text) or RE.supposed.search(marked) or any(
             other_unit(part[:LONGEST_ANSWER], gold, question) for part in beside):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box

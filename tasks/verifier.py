@@ -153,25 +153,27 @@ def same(gold, found):
         return gold.lhs == found.lhs and same(gold.rhs, found.rhs)  # f(2) = 7 and 5: both "false"
     if isinstance(found, And) and all(isinstance(x, Eq) for x in found.args):  # a = b = c
         found = getattr(found, "_unsorted_args", found.args)[-1]
-    polar = "i" in map(str, gold.free_symbols) and (gold.has(exp) or found.has(exp))
-    i = I if polar else Symbol("i")  # i(2-i) is still to be worked out
+    def apart(*pair):  # two formulas, at a point
+        with contextlib.suppress(Exception):  # not numbers
+            place = {letter: Rational(23 + sum(map(ord, letter.name)) % 97, 10)
+                     for x in pair for letter in x.free_symbols}
+            a, b = (x.xreplace(place).evalf(30) for x in pair)
+            return bool(abs(a - b) > 1e-6 * (abs(a) + abs(b)))
+    powers = {str(letter) for x in (gold, found) for power in x.atoms(exp)
+              for letter in power.free_symbols if letter in gold.free_symbols}
+    i = I if "i" in powers else Symbol("i")  # e^{i\pi/3}; but i(2-i) is still to be worked out
     one, two = pair = [(x.as_dummy() if hasattr(x, "as_dummy") else x).xreplace({
         a: Rational(str(a)) if a.is_Float else i for a in x.atoms(Float, Symbol)
         if (1e-9 < abs(a) < 1e9 if a.is_Float else a.name == "i")}) for x in (gold, found)]
     if any(isinstance(x, Interval) for x in pair) and any(isinstance(x, Expr) or isinstance(
             x, FiniteSet) and not all(isinstance(arg, Expr) for arg in x.args) for x in pair) or (
-            isinstance(two, Eq) and isinstance(one, Expr) and not two.has(Function, pi)
-            and two.lhs.free_symbols <= two.rhs.free_symbols
-            and not same(*(side.xreplace({Symbol("i"): I}) for side in two.args))):
+            isinstance(two, Eq) and isinstance(one, Expr) and not two.has(Function, Integral, Sum)
+            and not two.has(pi) and two.lhs.free_symbols <= two.rhs.free_symbols
+            and apart(*(side.xreplace({Symbol("i"): I}) for side in two.args))):
         return False  # the latter: 5 = x, 2i = 3i; but \sin 30, 30 = \pi/6 may be of degrees
     if one != two and all(isinstance(x, Expr) and type(x) is not Symbol and not x.has(
-            Derivative, Integral, Product, Sum, UnevaluatedExpr) for x in pair):
-        with contextlib.suppress(Exception):  # not numbers
-            place = {letter: Rational(23 + sum(map(ord, letter.name)) % 97, 10)
-                     for letter in one.free_symbols | two.free_symbols}
-            a, b = (x.xreplace(place).evalf(30) for x in pair)
-            if abs(a - b) > 1e-6 * (abs(a) + abs(b)):
-                return False
+            Derivative, Integral, Product, Sum, UnevaluatedExpr) for x in pair) and apart(*pair):
+        return False
     how = dict(float_rounding=15, timeout_seconds=None, allow_set_relation_comp=True)
     return one == two or verify(gold, found, **how) or two != found and verify(one, two, **how)
 

@@ -173,6 +173,7 @@ BAD_INPUT = {
     "phrase without the tag": (["--think-close", "</r>"], "must hold think_close = '</r>'"),
     "no tag": (["--think-close", ""], "think_close = '': must be text"),
     "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
+    "as a file spells it": (["--eval_every", "0"], "eval_every = 0: must be above zero"),
     "a rate that is none": (["--lr", "inf"], "lr = inf: must be above zero"),
     "no epsilon": (["--adam-eps", "0"], "adam_eps = 0.0: must be above zero"),
     "negative warm-up": (["--warmup-steps", "-1"], "warmup_steps = -1: must be zero or above"),

@@ -1247,7 +1247,7 @@ DENIED = {"51": "51", r"31\sqrt{3}": r"$31\sqrt{3}$", "(3,5)": "$(3,5)$", r"\tex
 
 @pytest.mark.parametrize("gold", DENIED)
 def test_an_answer_that_is_denied_doubted_or_taken_back_is_none(gold):
-    """Of 88 such texts 31 to 42 were paid, by the kind of the gold answer."""
+    """Of these 33 texts 24 were paid for a number, 33 for a formula, 23 for a word."""
     texts = r"""The answer is not G.|The answer is certainly not G.|The answer is anything but G.
         |I doubt that the answer is G.|Nobody would say that the answer is G.|Is the answer B?
         |Some say the answer is G, but that is wrong.|The answer is G? No.|Perhaps the answer is G.
