@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160; longer ones are wrong
 MOST_ANSWERS = 20  # in different words; a text with more of them is a list
-LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 20 ms, whatever it holds
+LONGEST_TEXT = 10_000  # of what follows the thinking its end is read, within .1 s
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 RE = SimpleNamespace()  # RE.declared: the pattern "declared" of that file, with the parts it names

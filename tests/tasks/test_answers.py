@@ -1144,6 +1144,10 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"\boxed{\frac{1}{2}-\frac{\sqrt{3}}{2}i}", r"e^{\pi i/3}", "Find a root of unity.", False),
     (r"$\boxed{2-i+i(2-i)}$", "3+i", "What is the value of $(1+i)(2-i)$?", False),
     (r"\boxed{900627 = x^2+18x+81}", "x^2+18x+81", "Expand $(x+9)^2$.", False),
+    (r"\boxed{\sqrt{18x^2}=3x\sqrt2}", r"3x\sqrt2", "Simplify, for $x>0$.", True),
+    (r"\boxed{\int x\,dx=\frac{x^2}{2}+C}", r"\frac{x^2}{2}+C", "Integrate $x$.", True),
+    (r"\boxed{\exp(0)(1+i)(2-i)}", "3+i", "What is $(1+i)(2-i)$?", False),
+    (r"\boxed{25\%}", "25", "It is told as a fraction of the mean. What percent is it?", True),
     (r"$\boxed{0.272727\ldots}$", r"0.\overline{27}", "Write 3/11 as a decimal.", True),
     ("It is 0.1666...", r"\frac{1}{6}", "What is the probability?", True),
     (r"\boxed{0.27}", r"0.\overline{27}", "Write 3/11 as a decimal.", False),
@@ -1274,7 +1278,13 @@ def test_words_of_doubt_that_are_not_about_the_answer_do_not_count(gold):
         |I made a mistake above; the correct value is B.|So what is the answer? B
         |If I am not mistaken, the answer is G.|Some people say 9, but the answer is G.
         |All but one are excluded, hence B.|The answer is twice as large as before, G.
-        |B\n\nIf you are not sure about a step, ask!|I believe the answer is G.""".split("|")
+        |B\n\nIf you are not sure about a step, ask!|I believe the answer is G.
+        |There is no doubt that the answer is B.|Without doubt the answer is G.
+        |B\n\nMany students forget the sign; that is incorrect.|B\n\nI don't know a shorter way.
+        |B\n\nWe can ignore the negative root.|B\n\nIf you made a mistake, check the signs.
+        |My first attempt was wrong; the correct answer is G.|B is not hard to verify.
+        |If you simplify correctly the answer is G.|Suppose that n is even: the answer is B.
+        |The answer is not an integer but G.|As you might expect, it is B.""".split("|")
     texts = [text.strip().replace("\\n", "\n").replace("G", f"${gold}$").replace(
         "B", rf"$\boxed{{{gold}}}$") for text in texts]
     assert [text for text in texts if verify(text, gold, question="Find it.")[0] < 0] == []
@@ -1455,7 +1465,8 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
              r"\text{", "\u200b", "because ", "\n- ", "9", "1,", "1/9", "- ", " ", "\n",
               "set reward ",
              "(A) ", "and ,", "<b ", "in ", "min ", "/in", "a. ", "<solution>", "<<", "所以选项",
-             "'", "~", "answer '", "Answer: abc def ghi\n", "So\n"]
+             "'", "~", "answer '", "Answer: abc def ghi\n", "So\n", "if answer is ", "<!--",
+             "wrong answer is ", "that is wrong ", "I don't know ", "1.1"]
     frames = [("", ""), (r"\boxed{5", "}"), ("7 ", "(x"), ("Answer: ", "cm."),
               (r"\[ ", ""), ("{" * 6_000, ""), ("<answer>", "x<"), ("<solution>", "x<"),
               ("Answer: abc def ghi ", "")]
