@@ -1147,6 +1147,8 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"\boxed{\sqrt{18x^2}=3x\sqrt2}", r"3x\sqrt2", "Simplify, for $x>0$.", True),
     (r"\boxed{\int x\,dx=\frac{x^2}{2}+C}", r"\frac{x^2}{2}+C", "Integrate $x$.", True),
     (r"\boxed{\exp(0)(1+i)(2-i)}", "3+i", "What is $(1+i)(2-i)$?", False),
+    (r"\boxed{12\%}", r"\frac{3}{25}", r"Write $12\%$ as a fraction.", False),
+    (r"\boxed{12\%}", r"\frac{3}{25}", "What share of them is it?", True),
     (r"\boxed{25\%}", "25", "It is told as a fraction of the mean. What percent is it?", True),
     (r"$\boxed{0.272727\ldots}$", r"0.\overline{27}", "Write 3/11 as a decimal.", True),
     ("It is 0.1666...", r"\frac{1}{6}", "What is the probability?", True),
