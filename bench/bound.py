@@ -100,7 +100,7 @@ def main():
             if start is None and asked >= 3 * args.prompts:         # warm, and of all ages
                 done, start = {}, time.process_time()
                 sampler.decoded.clear()
-            if (cache := sampler.cache).active:         # what the next decode step reads
+            if args.where and (cache := sampler.cache).active:  # what the next decode step reads
                 seen.append((cache.width, cache.lengths[: cache.active].float().mean().item()))
             for rollout in sampler.step():
                 done.setdefault(rollout.group_id, []).append(rollout)

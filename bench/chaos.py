@@ -79,7 +79,7 @@ def make_model(folder, programs=False):
     if programs:
         tokenizer.add_tokens(["`", "(", ")", "python", "print"])
     model = toy.make_model(tokenizer, seed=0, hidden=64, layers=2)
-    train = problems.load_splits("toy", heldout=64)[0]
+    train = problems.load_task("toy", "train", heldout=64)
     pairs = toy.make_pairs(tokenizer, train, 2000, noise=0.3, cut_share=0.1, seed=0)
     toy.warm_start(model, tokenizer, pairs, steps=120, lr=3e-3, batch=64, seed=0)
     model.save_pretrained(folder)

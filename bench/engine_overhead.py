@@ -48,7 +48,7 @@ def main():
     os.environ["OMP_NUM_THREADS"] = str(args.threads)           # of the server
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     plain = accept.prepare(AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32))
-    problems = tasks.load_splits(args.task, heldout=8)[0]
+    problems = tasks.load_task(args.task, "train", heldout=8)
     ids = [tasks.prompt_ids(tokenizer, problem) for problem in problems[: args.prompts]]
     longest = max(map(len, ids))
     config = Config(model=args.model, slots=args.prompts * args.samples)

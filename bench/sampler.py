@@ -41,7 +41,7 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     plain = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     ours = accept.prepare(AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32))
-    problems = tasks.load_splits(args.task, heldout=8)[0]
+    problems = tasks.load_task(args.task, "train", heldout=8)
     ids = [tasks.prompt_ids(tokenizer, problem) for problem in problems[: args.prompts]]
     eos = plain.generation_config.eos_token_id
     eos = set(eos if isinstance(eos, list) else [eos])

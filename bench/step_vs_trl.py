@@ -85,7 +85,7 @@ def trl(args):
 
     torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    problems = tasks.load_splits(args.task, heldout=8, options=json.loads(args.task_options))[0]
+    problems = tasks.load_task(args.task, "train", heldout=8, options=json.loads(args.task_options))
     rows = [{"prompt": tokenizer.decode(tasks.prompt_ids(tokenizer, p, args.instruction)),
              "answer": p.answer, "kind": p.kind} for p in problems]
 

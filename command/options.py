@@ -13,7 +13,7 @@ from artifacts.settings import PLACE, make_config, read_toml
 from config import Config, ConfigError
 
 SOURCE = (Path(__file__).parents[1] / "scalerl.py").read_text("utf-8")
-ABOUT = SOURCE.split('"""')[1].partition("\n\nThe model ")[0]
+ABOUT = "\n\n".join(SOURCE.split('"""')[1].split("\n\n")[:2])     # what it is, three commands
 
 
 def make_parser():

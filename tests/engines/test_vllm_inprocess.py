@@ -66,7 +66,7 @@ def test_log_probs_are_those_of_a_full_forward_before_and_after_a_swap(name, mic
     old = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     new = moved(old, 0.1)
     tokenizer = AutoTokenizer.from_pretrained(path)
-    problems = tasks.load_splits("toy", heldout=8)[0][:5]
+    problems = tasks.load_task("toy", "train", heldout=8)[:5]
     sampler = make(path, phrase=(), eos={old.generation_config.eos_token_id}, temperature=0.8)
     for model, version in ((old, 0), (new, 1)):
         if version:
@@ -182,7 +182,7 @@ def test_the_head_can_be_computed_in_fp32_by_a_bf16_model(micro, seed, make):
     does the same than bf16 logits are: the reason for the recipe's fp32 head."""
     model = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.bfloat16).eval()
     tokenizer = AutoTokenizer.from_pretrained(micro)
-    problems = tasks.load_splits("toy", heldout=8)[0][:12]
+    problems = tasks.load_task("toy", "train", heldout=8)[:12]
     mean = {}
     for fp32 in (True, False):
         sampler = make(micro, phrase=(), dtype=torch.bfloat16, head_fp32=fp32)
@@ -511,7 +511,7 @@ def test_the_trained_model_is_an_ordinary_folder_for_vllm_and_for_transformers(f
                        for folder in (path, micro))
     tokenizer = AutoTokenizer.from_pretrained(path)
     sampler = make(path, phrase=(), eos={trained.generation_config.eos_token_id})
-    problems = tasks.load_splits("toy", heldout=8)[0][:5]
+    problems = tasks.load_task("toy", "train", heldout=8)[:5]
     rollouts = drain(sampler, [Request(i, p.id, tuple(tasks.prompt_ids(tokenizer, p)), 4)
                                for i, p in enumerate(problems)])
     assert errors(trained, rollouts).mean() <= 1e-5 < errors(before, rollouts).mean()

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from tasks import problems as tasks
 from config import Config
 from study import toy
-from tasks.problems import Problem, TaskError, load_splits
+from tasks.problems import Problem, TaskError, load_task
 from tasks.sources import make_problem
 from tasks.verifier import verify
 
@@ -30,7 +30,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def problems():
-    return tasks.load_splits("toy", heldout=30, options=SHORT)[0]
+    return tasks.load_task("toy", "train", heldout=30, options=SHORT)
 
 
 def micro(tokenizer, seed=0):
@@ -121,7 +121,7 @@ def walk(trace):
 
 def test_toy_traces_are_right_at_every_step():
     """A warm start copies the traces, so one wrong step in them would be taught as truth."""
-    for problem in load_splits("toy", heldout=70)[1]:
+    for problem in load_task("toy", "heldout", heldout=70):
         thinking, answer = toy.worked_trace(problem).split("</think>")
         digits, total = problem.question.split("+"), 0
         for i, step in enumerate(thinking.split(";")):
@@ -135,15 +135,15 @@ def test_toy_traces_are_right_at_every_step():
 
 def test_chain_sum_traces_agree_with_python():
     """The trace must reach the same number step by step."""
-    for problem in load_splits("reasoning_gym:chain_sum", heldout=13, options={
-            "size": 60, "min_terms": 2, "max_terms": 5})[0]:
+    for problem in load_task("reasoning_gym:chain_sum", "train", heldout=13, options={
+            "size": 60, "min_terms": 2, "max_terms": 5}):
         trace = toy.worked_trace(problem)
         steps = trace.partition("</think>")[0].split("; ")
         assert all(eval(step.replace("=", "==")) for step in steps)
         assert len(steps) + 1 == problem.level
         assert verify(trace, problem.answer) == (1.0, "correct")
-    for problem in load_splits("reasoning_gym:chain_sum", heldout=13, options={
-            "size": 60, "min_terms": 2, "max_terms": 5, "allow_negation": True})[0]:
+    for problem in load_task("reasoning_gym:chain_sum", "train", heldout=13, options={
+            "size": 60, "min_terms": 2, "max_terms": 5, "allow_negation": True}):
         assert toy.worked_trace(problem).endswith(f"</think>{problem.answer}"), problem.question
 
 

@@ -1138,55 +1138,6 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
 
 
 @pytest.mark.parametrize(("text", "gold", "question", "right"), [
-    (r"$P = \boxed{\left(\frac{1}{2}\right)^{10}}$", r"\frac{1}{1024}", "ten tosses", True),
-    (r"\boxed{(1/2)^{10}}", r"\frac{1}{1024}", "Compute $(1/2)^{10}$.", False),
-    (r"\boxed{\frac{1}{2}+\frac{\sqrt{3}}{2}i}", r"e^{\pi i/3}", "Find a root of unity.", True),
-    (r"\boxed{\frac{1}{2}-\frac{\sqrt{3}}{2}i}", r"e^{\pi i/3}", "Find a root of unity.", False),
-    (r"$\boxed{2-i+i(2-i)}$", "3+i", "What is the value of $(1+i)(2-i)$?", False),
-    (r"\boxed{900627 = x^2+18x+81}", "x^2+18x+81", "Expand $(x+9)^2$.", False),
-    (r"\boxed{\sqrt{18x^2}=3x\sqrt2}", r"3x\sqrt2", "Simplify, for $x>0$.", True),
-    (r"\boxed{\int x\,dx=\frac{x^2}{2}+C}", r"\frac{x^2}{2}+C", "Integrate $x$.", True),
-    (r"\boxed{\exp(0)(1+i)(2-i)}", "3+i", "What is $(1+i)(2-i)$?", False),
-    (r"\boxed{12\%}", r"\frac{3}{25}", r"Write $12\%$ as a fraction.", False),
-    (r"\boxed{12\%}", r"\frac{3}{25}", "What share of them is it?", True),
-    (r"\boxed{25\%}", "25", "It is told as a fraction of the mean. What percent is it?", True),
-    (r"$\boxed{0.272727\ldots}$", r"0.\overline{27}", "Write 3/11 as a decimal.", True),
-    ("It is 0.1666...", r"\frac{1}{6}", "What is the probability?", True),
-    (r"\boxed{0.27}", r"0.\overline{27}", "Write 3/11 as a decimal.", False),
-    (r"\boxed{1.4141...}", r"\sqrt{2}", "How long is it?", False),
-    (r"\boxed{5 \text{ March}}", "March 5", "When is it due?", True),
-    (r"\boxed{6 \text{ March}}", "March 5", "When is it due?", False),
-    (r"$\boxed{\text{Twenty}}$", "20", "What comes after nineteen?", True),
-    (r"$\boxed{\text{twelve}}$", "20", "What comes after nineteen?", False),
-    (r"\boxed{20}", r"\text{twenty}", "What comes after nineteen?", True),
-    (r"$\boxed{\frac{3}{25}\%}$", r"\frac{3}{25}", r"Write $12\%$ as a fraction.", False),
-    (r"$\boxed{20}$ Sorry. Please ignore the box.", "20", "What is 40% of 50?", False),
-    (r"Ignore the remainder: $\boxed{20}$", "20", "What is 40% of 50?", True),
-    (r"\boxed{8\text{ m}^3}", "8", "Find its volume, in cm$^3$.", False),
-    (r"\boxed{8\text{ cm}^3}", "8", "Find its volume, in cm$^3$.", True),
-    ("So the answer is one third.", r"\frac{1}{3}", "What part does each get?", True),
-    (r"$\boxed{\text{three-fifths}}$", r"\frac{3}{5}", "What fraction likes soccer?", True),
-    (r"$\boxed{\text{two fifths}}$", r"\frac{3}{5}", "What fraction likes soccer?", False),
-    ("Ratio (small to large): **1/8**", "1:8", "What is the ratio of the volumes?", True),
-    ("The answer is $A$.", "A_1", "Which point lies on $BC$, $A$ or $A_1$?", False),
-    (r"\boxed{1011}", "1011_2", "Write it in base 2.", True),
-    ('{"answer": "(14, 28)", "alternative": "(15, 28)"}', "(14, 28)", "Solve it.", False),
-    ('{"answer": "(14, 28)", "steps": "(15, 28)"}', "(14, 28)", "Solve it.", True),
-    (r"$\boxed{(31, 90)\text{ or } (33, 90)}$", "(31, 90)", "Solve the system.", False),
-    (r"$\boxed{x<0 \text{ or } x>2}$", r"(-\infty,0)\cup(2,\infty)", "Solve it.", True),
-    (r"\[\boxed{\begin{aligned} x &= 2 \\ y &= 3 \end{aligned}}\]", "(2,3)", "Solve it.", True),
-    (r"**The answer is not $31\sqrt{3}$**", r"31\sqrt{3}", r"Simplify $\sqrt{2883}$.", False),
-    (r"It is false that the answer is \boxed{51}.", "51", "Solve $5x+12=267$.", False),
-    (r"\boxed{x^2-21x+675 = x^2-21x-646}", "x^2-21x-646", "Expand $(x+17)(x-38)$.", False),
-    (r"\boxed{(x+17)(x-38) = x^2-21x-646}", "x^2-21x-646", "Expand $(x+17)(x-38)$.", True),
-    (r"\boxed{y = x^2}", "x^2", "What is y?", True), (r"\boxed{5 = x}", "x", "What is it?", False),
-    (r"$\boxed{42\%}$", r"\$42", r"What is the sale price of a \$60 coat at 30% off?", False),
-    (r"$\boxed{42\%}$", "42 percent", "How many percent?", True)])
-def test_what_the_third_to_fifth_of_these_sets_showed(text, gold, question, right):
-    assert (verify(text, gold, question=question)[0] > 0) == right
-
-
-@pytest.mark.parametrize(("text", "gold", "question", "right"), [
     (r"\boxed{2^{12}-1}", "4095", "", True), (r"\boxed{4! \cdot 5!}", "2880", "", True),
     (r"\boxed{\frac{8!}{4!\,4!}}", "70", "", True), (r"\boxed{2^{12}+1}", "4095", "", False),
     (r"\boxed{3^2+3}", "12", "What is f(3), if f(x) = x^2 + x?", False),
@@ -1243,9 +1194,62 @@ def test_what_the_third_to_fifth_of_these_sets_showed(text, gold, question, righ
     (r"\boxed{(3+2i)^2 = 9 + 12i - 4 = 5+12i}", "5+12i", "", True),
     (r"\boxed{(3+2i)^2 = 9 + 12i - 4 = 5+13i}", "5+12i", "", False),
     (r"\boxed{60^\circ = \frac{\pi}{3}}", r"\frac{\pi}{3}", "", True),
-    (r"\boxed{x \not> 3}", "x>3", "", False), (r"\boxed{g\circ f}", r"f\circ g", "", False)])
-def test_what_the_last_two_blind_sets_showed(text, gold, question, right):
+    (r"\boxed{x \not> 3}", "x>3", "", False), (r"\boxed{g\circ f}", r"f\circ g", "", False),
+    # The twenty-third to twenty-fifth:
+    (r"$P = \boxed{\left(\frac{1}{2}\right)^{10}}$", r"\frac{1}{1024}", "ten tosses", True),
+    (r"\boxed{(1/2)^{10}}", r"\frac{1}{1024}", "Compute $(1/2)^{10}$.", False),
+    (r"\boxed{\frac{1}{2}+\frac{\sqrt{3}}{2}i}", r"e^{\pi i/3}", "Find a root of unity.", True),
+    (r"\boxed{\frac{1}{2}-\frac{\sqrt{3}}{2}i}", r"e^{\pi i/3}", "Find a root of unity.", False),
+    (r"$\boxed{2-i+i(2-i)}$", "3+i", "What is the value of $(1+i)(2-i)$?", False),
+    (r"\boxed{900627 = x^2+18x+81}", "x^2+18x+81", "Expand $(x+9)^2$.", False),
+    (r"\boxed{\sqrt{18x^2}=3x\sqrt2}", r"3x\sqrt2", "Simplify, for $x>0$.", True),
+    (r"\boxed{\int x\,dx=\frac{x^2}{2}+C}", r"\frac{x^2}{2}+C", "Integrate $x$.", True),
+    (r"\boxed{\exp(0)(1+i)(2-i)}", "3+i", "What is $(1+i)(2-i)$?", False),
+    (r"\boxed{12\%}", r"\frac{3}{25}", r"Write $12\%$ as a fraction.", False),
+    (r"\boxed{12\%}", r"\frac{3}{25}", "What share of them is it?", True),
+    (r"\boxed{25\%}", "25", "It is told as a fraction of the mean. What percent is it?", True),
+    (r"$\boxed{0.272727\ldots}$", r"0.\overline{27}", "Write 3/11 as a decimal.", True),
+    ("It is 0.1666...", r"\frac{1}{6}", "What is the probability?", True),
+    (r"\boxed{0.27}", r"0.\overline{27}", "Write 3/11 as a decimal.", False),
+    (r"\boxed{1.4141...}", r"\sqrt{2}", "How long is it?", False),
+    (r"\boxed{5 \text{ March}}", "March 5", "When is it due?", True),
+    (r"\boxed{6 \text{ March}}", "March 5", "When is it due?", False),
+    (r"$\boxed{\text{Twenty}}$", "20", "What comes after nineteen?", True),
+    (r"$\boxed{\text{twelve}}$", "20", "What comes after nineteen?", False),
+    (r"\boxed{20}", r"\text{twenty}", "What comes after nineteen?", True),
+    (r"$\boxed{\frac{3}{25}\%}$", r"\frac{3}{25}", r"Write $12\%$ as a fraction.", False),
+    (r"$\boxed{20}$ Sorry. Please ignore the box.", "20", "What is 40% of 50?", False),
+    (r"Ignore the remainder: $\boxed{20}$", "20", "What is 40% of 50?", True),
+    (r"\boxed{8\text{ m}^3}", "8", "Find its volume, in cm$^3$.", False),
+    (r"\boxed{8\text{ cm}^3}", "8", "Find its volume, in cm$^3$.", True),
+    ("So the answer is one third.", r"\frac{1}{3}", "What part does each get?", True),
+    (r"$\boxed{\text{three-fifths}}$", r"\frac{3}{5}", "What fraction likes soccer?", True),
+    (r"$\boxed{\text{two fifths}}$", r"\frac{3}{5}", "What fraction likes soccer?", False),
+    ("Ratio (small to large): **1/8**", "1:8", "What is the ratio of the volumes?", True),
+    ("The answer is $A$.", "A_1", "Which point lies on $BC$, $A$ or $A_1$?", False),
+    (r"\boxed{1011}", "1011_2", "Write it in base 2.", True),
+    ('{"answer": "(14, 28)", "alternative": "(15, 28)"}', "(14, 28)", "Solve it.", False),
+    ('{"answer": "(14, 28)", "steps": "(15, 28)"}', "(14, 28)", "Solve it.", True),
+    (r"$\boxed{(31, 90)\text{ or } (33, 90)}$", "(31, 90)", "Solve the system.", False),
+    (r"$\boxed{x<0 \text{ or } x>2}$", r"(-\infty,0)\cup(2,\infty)", "Solve it.", True),
+    (r"\[\boxed{\begin{aligned} x &= 2 \\ y &= 3 \end{aligned}}\]", "(2,3)", "Solve it.", True),
+    (r"**The answer is not $31\sqrt{3}$**", r"31\sqrt{3}", r"Simplify $\sqrt{2883}$.", False),
+    (r"It is false that the answer is \boxed{51}.", "51", "Solve $5x+12=267$.", False),
+    (r"\boxed{x^2-21x+675 = x^2-21x-646}", "x^2-21x-646", "Expand $(x+17)(x-38)$.", False),
+    (r"\boxed{(x+17)(x-38) = x^2-21x-646}", "x^2-21x-646", "Expand $(x+17)(x-38)$.", True),
+    (r"\boxed{y = x^2}", "x^2", "What is y?", True), (r"\boxed{5 = x}", "x", "What is it?", False),
+    (r"$\boxed{42\%}$", r"\$42", r"What is the sale price of a \$60 coat at 30% off?", False),
+    (r"$\boxed{42\%}$", "42 percent", "How many percent?", True)])
+def test_what_the_twenty_first_to_twenty_fifth_sets_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right
+
+
+def marked(texts, gold, said):
+    """Yield each text, its G the gold answer as `said` and its B that in a box, and its reward."""
+    for text in texts:
+        text = text.strip().replace("\\n", "\n").replace("G", said).replace(
+            "B", rf"$\boxed{{{gold}}}$")
+        yield text, verify(text, gold, question="Find it.")[0]
 
 
 DENIED = {"51": "51", r"31\sqrt{3}": r"$31\sqrt{3}$", "(3,5)": "$(3,5)$", r"\text{even}": "even"}
@@ -1265,9 +1269,7 @@ def test_an_answer_that_is_denied_doubted_or_taken_back_is_none(gold):
         |The answer is twice G.|The answer is G plus one.|B\nSorry, I made a mistake.
         |B\nThis is incorrect.|B\nActually no.|B\nIt could also be $17$.
         |B\nI don't know.""".split("|")
-    texts = [text.strip().replace("\\n", "\n").replace("G", DENIED[gold]).replace(
-        "B", rf"$\boxed{{{gold}}}$") for text in texts]
-    assert [text for text in texts if verify(text, gold, question="Find it.")[0] > 0] == []
+    assert {text for text, reward in marked(texts, gold, DENIED[gold]) if reward > 0} == set()
 
 
 @pytest.mark.parametrize("gold", ["7", r"3\sqrt{2}", "(1,2)"])
@@ -1287,9 +1289,7 @@ def test_words_of_doubt_that_are_not_about_the_answer_do_not_count(gold):
         |My first attempt was wrong; the correct answer is G.|B is not hard to verify.
         |If you simplify correctly the answer is G.|Suppose that n is even: the answer is B.
         |The answer is not an integer but G.|As you might expect, it is B.""".split("|")
-    texts = [text.strip().replace("\\n", "\n").replace("G", f"${gold}$").replace(
-        "B", rf"$\boxed{{{gold}}}$") for text in texts]
-    assert [text for text in texts if verify(text, gold, question="Find it.")[0] < 0] == []
+    assert {text for text, reward in marked(texts, gold, f"${gold}$") if reward < 0} == set()
 
 
 @pytest.mark.parametrize(("one", "two"), [
