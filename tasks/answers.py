@@ -95,7 +95,7 @@ def judged(text, gold, question=""):
             for part in RE.declared.split(text)[1:]]
     said = [RE.reason.split(part)[0] for part in said if "\0" not in part and part.strip(" *_$`")]
     moment = RE.moment.search(clean(gold)) and not re.search("ratio|odds|scale", question)
-    number = not (moment or "=" in gold) and plain_number(gold, bool(RE.ratio.fullmatch(gold)))
+    number = not (moment or "=" in gold) and plain_number(gold, ":" in gold)
     ratio = number and (":" in gold or number[0].denominator > 1)
     wanted = "" if number else word(gold)
     said = [part for part in said if not found or not RE.prose.search(part)]
@@ -169,8 +169,9 @@ def undeclared(text, marked, question, number, ratio, reading=False, equation=Fa
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
     beside = re.findall(r"[$€£]?[0-9][0-9.,]*[^0-9]*\Z", text)
-    said = part and all(map(plain_number, RE.either.split(part))) and part or bold and (
-        RE.constant.fullmatch(clean(bold[2]))) and bold[2]
+    ends = bold or not RE.hedged.search(sentence) and RE.ends.fullmatch(sentence)
+    said = part and all(map(plain_number, RE.either.split(part))) and part or ends and (
+        RE.constant.fullmatch(clean(ends[2]))) and ends[2]
     return [said] if said else [], beside
 
 
@@ -186,7 +187,7 @@ def last_stretch(line, equation):
         parts = [one for one in RE.stop.split(sentence) if re.search("[\\w\ue000-\uefff∅∞]", one)]
         if parts:
             part = re.sub("[\ue000-\uefff]", lambda one: formulas.get(one[0], ""), parts[-1])
-            part = re.sub(r",?\s*\b(?:and|or)\b", ",", part).strip(" ,;:.")
+            part = RE.joint.sub(",", part).strip(" ,;:.")
             sides = part.rpartition("=")
             return part if equation or re.search("[,;]", sides[0]) else sides[2]
     return ""
@@ -312,7 +313,7 @@ def same_text(part, gold, question=""):
         return "".join(sorted(letters)) == several  # "B, D" and BD
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
-            r"\text" in gold or RE.words.fullmatch(gold)):
+            RE.text.search(gold) or RE.words.fullmatch(clean(gold))):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, *re.findall("^([0-9]|[0-9A-Z]{2,})_", wanted))

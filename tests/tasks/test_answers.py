@@ -721,11 +721,11 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 7, 0), ("fifth", 8, 0), ("sixth", 1, 1), ("seventh", 0, 0),
     ("eighth", 12, 1), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
-    ("twelfth", 3, 0), ("thirteenth", 6, 1), ("fourteenth", 4, 0),
-    ("sentences", 19, 2), ("fifteenth", 101, 27), ("sixteenth", 18, 0),
+    ("twelfth", 3, 0), ("thirteenth", 5, 1), ("fourteenth", 4, 0),
+    ("sentences", 19, 2), ("fifteenth", 101, 27), ("sixteenth", 17, 0),
     ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
     ("twentieth", 12, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0),
-    ("twentythird", 7, 0), ("twentyfourth", 5, 0), ("twentyfifth", 9, 1)])
+    ("twentythird", 7, 0), ("twentyfourth", 5, 0), ("twentyfifth", 8, 1)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -736,6 +736,39 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
     assert counts == [refused, paid], bad
     page = (FOLDER / "README.md").read_text()
     assert re.search(rf"(?m)^\| {part}\b.* \| {refused}, {paid} \|$", page)
+
+
+# Ways in which a model ends: {} is the answer.
+FRAMES = [
+    "The answer is ${}$.", "**Answer:** ${}$", "Final answer: {}", "#### {}", "Ans: ${}$",
+    r"Thus, the answer is \({}\).", "The final answer is\n\\[\\boxed{{{}}}\\]", "答案为${}$。",
+    "**Final Answer**\n\nThe final answer is $\\boxed{{{}}}$. I hope it is correct.",
+    "$\\boxed{{{}}}$\n\nThis agrees with the conditions of the problem.", r"$\boxed{{{}.}}$",
+    r"$\therefore \boxed{{{}}}$", "So the answer is **${}$**.", r"$\boxed{{ \, {} \; }}$",
+    "We get $\\boxed{{{0}}}$.\n\n**The answer is ${0}$.**", "The answer is therefore ${}$.",
+    "So, the answer must be ${}$.", "The answer to this question is ${}$.", r"\boxed{{${}$}}",
+    "### Final Answer\n\n${}$", "La respuesta es ${}$.", "<answer>${}$</answer>",
+    "**Answer: ${}$**\n\n**Explanation:** We use the definition and simplify.",
+    "The answer is ${}$. Let me know if you have questions!",
+    r"It is $\boxed{{{}}}$, which is what we wanted."]
+
+
+def test_an_answer_gets_the_same_reward_in_every_frame(verifier):
+    """Of 3,945 right answers 1,686 were refused in one of 27 frames: an interval with a point
+    behind it in a box, a time in a formula; and $6 = 5$ was paid, \\boxed{6 = 5} was not."""
+    rows = [json.loads(line) for part in ("thirteenth", "twentysecond", "twentythird", "wrong_mend")
+            for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
+    rows = [(row[-3:] if row[0] in ("right", "wrong") else row[1:4]) for row in rows]
+    rows = [(gold, boxes[0], question) for gold, text, question in rows
+            if len(boxes := answers.BOX.findall(text)) == 1 and boxes[0].strip()
+            and not re.search(r"(?i)answer|wins|\n|approx|possibly|boxed|it cannot", boxes[0])]
+    items = [(frame.format(part), gold, "math", question)
+             for gold, part, question in random.sample(rows, 60)
+             for frame in (r"\boxed{{{}}}", *FRAMES)]
+    n = 1 + len(FRAMES)
+    rewards = verifier.score(items).rewards
+    bad = [items[i] for i in range(len(items)) if rewards[i] != rewards[i - i % n]]
+    assert not bad, bad[:5]
 
 
 @pytest.mark.parametrize(("answer", "gold", "reason"), [
@@ -1406,8 +1439,6 @@ DISAGREEMENTS = {
     ("$0.333333$", r"\frac13"): "It rounds to six digits; an exact answer is asked.",
     ("$3.14159265$", r"\pi"): "It rounds to six digits; an exact answer is asked.",
     ("$1 < x < 2$", "(1,2)"): "As an interval it is the same; a point has no inequality.",
-    ("$2^{3}$", "8"): "Where nothing is declared, a gold number wants a number.",
-    (r"$\sqrt{16}$", "4"): "Where nothing is declared, a gold number wants a number.",
     ("$1 + 1$", "2"): "A gold number wants a number, not arithmetic.",
     (r"\frac{2}{4}", r"\frac{1}{2}"): VALUE, ("x+1", "1+x"): VALUE, ("1,000", "1000"): VALUE,
     ("#### 72.0", "72"): VALUE,
