@@ -3,6 +3,7 @@
     python bench/verify.py                 about a minute on two cores
     python bench/verify.py --peers         our grader beside Math-Verify's and TRL's
     python bench/verify.py --peers --verl /tmp/verl/verl      and verl's four, from that folder
+    python bench/verify.py --frames        the same answers, in other words: ours and Math-Verify
 
 TRL comes with make test; verl and what its graders need, without Ray, into a folder of their own:
 
@@ -18,6 +19,7 @@ import gc
 import json
 import logging
 import random
+import re
 import runpy
 import statistics
 import sys
@@ -30,6 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from tasks import sandbox  # noqa: E402
+from tasks.answers import BOX  # noqa: E402
 from tasks.sandbox import UnitTests  # noqa: E402
 from tasks.verifier import Verifier, grade, read, reader, verify  # noqa: E402
 
@@ -144,6 +147,35 @@ def peers(folder, rng):
     print("| CPU ms a reward | |", *(f"{cost[name]:.1f} |" for name in graders))
 
 
+def frames(rng, count=300):
+    """Boxed answers of the labelled sets in other endings (frames.jsonl): how many of those that
+    are paid in a plain box are refused in a frame, and of the others how many are paid there."""
+    logging.disable(logging.CRITICAL)
+    folder = ROOT / "bench" / "answers"
+    rows = [json.loads(line) for path in sorted(folder.glob("*.jsonl"))
+            if path.name not in ("frames.jsonl", "hack_paid.jsonl")
+            for line in path.open(encoding="utf-8")]
+    rows = [row[-3:] if row[0] in ("right", "wrong") else row[1:4] for row in rows]
+    rows = [(gold, *boxes, question) for gold, text, question in rows
+            if len(boxes := BOX.findall(text)) == 1 and boxes[0].strip()
+            and not re.search(r"(?i)answer|wins|\n|approx|possibly|boxed|it cannot", boxes[0])]
+    rows = rng.sample(rows, count)
+    endings = [json.loads(line) for line in (folder / "frames.jsonl").open(encoding="utf-8")]
+    for name, grader in {"ours": lambda text, gold, question: verify(
+            text, gold, "math", question)[0] > 0, "Math-Verify": math_verify}.items():
+        asked, changed = Counter(), Counter()
+        for gold, part, question in rows:
+            plain = bool(grader(rf"\boxed{{{part}}}", gold, question))
+            for writer, place, frame in endings:
+                asked[plain, writer, place] += 1
+                changed[plain, writer, place] += bool(
+                    grader(frame.format(part), gold, question)) != plain
+        for (plain, writer, place), n in sorted(asked.items()):
+            print(f"{name}: {'paid' if plain else 'refused'} in a plain box, {writer} frames, "
+                  f"{place}: {changed[plain, writer, place]} of {n} the other way "
+                  f"({changed[plain, writer, place] / n:.2%})", flush=True)
+
+
 def looking_for_reward(rng):
     """CPU time of our 2,000 texts, read and graded in this process, which begins as a worker does.
     As in a batch of a run, what comes again is graded once."""
@@ -165,11 +197,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peers", action="store_true", help="our grader beside others")
+    parser.add_argument("--frames", action="store_true", help="the same answers in other endings")
     parser.add_argument("--verl", help="the folder of an installed verl")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     if options.peers:
         return peers(options.verl, rng)
+    if options.frames:
+        return frames(rng)
     looking_for_reward(random.Random(options.seed))
     print(f"{'what':<44} {'checks/s':>9}")
     with Verifier(workers=2) as verifier:

@@ -70,8 +70,7 @@ def ranges(steps):
     """Steps in words, as "1-3, 7, 9"; at most five ranges of them."""
     rows = np.split(steps, np.flatnonzero(np.diff(steps) != 1) + 1)
     words = [f"{row[0]}-{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in rows]
-    more = f" and {len(words) - 5} times more" if len(words) > 5 else ""
-    return ", ".join(words[:5]) + more
+    return ", ".join(words[:5]) + f" and {len(words) - 5} times more" * (len(words) > 5)
 
 
 def told(rows):

@@ -81,9 +81,10 @@ def judged(text, gold, question=""):
         text = RE.bullets.sub(lambda list_: RE.bullet.sub(", ", list_[0]).strip(", \n"), text)
     boxes, text = (pieces := BOX.split(text))[1::2], "\0".join(pieces[::2])
     if several:  # "\boxed{6} and \boxed{-6}"
-        names, each = re.findall("(?:^|, )([a-z]{3,}) ", gold), iter(boxes)
-        if len(boxes) == len(names) and all(map(str.count, text.lower().split("\0"), names)):
-            boxes = [", ".join(map(" ".join, zip(names, boxes)))]  # the quotient is \boxed{7}, ...
+        names, each = re.findall(r"(?:^|[,;] )(\([a-z]\)|[a-z]{3,}) ", gold), iter(boxes)
+        before = [max(names, key=one.rfind) for one in text.lower().split("\0")[:-1] if names]
+        if names and sorted(before) == sorted(names):  # the quotient is \boxed{7}, ...
+            boxes = [", ".join(f"{name} {dict(zip(before, boxes))[name]}" for name in names)]
         else:
             boxes = [", ".join(islice(each, one.count("\0"))) for one in RE.boxes.findall(text)]
             if 1 < len(boxes) == gold.count(",") + 1 and not (
@@ -145,7 +146,7 @@ def formulas_of(question):
     return tuple(part for part in found if not RE.no_formula.search(part))
 
 
-def undeclared(text, marked, question, number, ratio, reading=False, equation=False):
+def undeclared(text, marked, question, number, ratio, reading=False, whole=False):
     """([an answer], [it and its unit]): what alone is bold in the last sentence, else the last
     number with the words around it or, where no number is asked for, `last_stretch`; or []."""
     line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
@@ -155,8 +156,8 @@ def undeclared(text, marked, question, number, ratio, reading=False, equation=Fa
         said = RE.conclusion.sub("", RE.sentence.split(line)[-1])
         part = bold[2] if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
             bold[1] and reading.fullmatch(line) if reading else RE.prose.search(bold[2])) else (
-            line if reading is RE.yes_no else said if reading or RE.in_words.search(said)
-            or clean(said) == r"\emptyset" else last_stretch(line, equation))
+            line if reading is RE.yes_no and RE.opens.match(line) else said if reading or
+            RE.in_words.search(said) or clean(said) == r"\emptyset" else last_stretch(line, whole))
         return ([part], [part]) if part else ([], [])
     if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
         text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
@@ -168,16 +169,15 @@ def undeclared(text, marked, question, number, ratio, reading=False, equation=Fa
     found = RE.last_number.search(bare(text, ratio))
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
-    beside = re.findall(r"[$€£]?[0-9][0-9.,]*[^0-9]*\Z", text)
     ends = bold or not RE.hedged.search(sentence) and RE.ends.fullmatch(sentence)
     said = part and all(map(plain_number, RE.either.split(part))) and part or ends and (
         RE.constant.fullmatch(clean(ends[2]))) and ends[2]
-    return [said] if said else [], beside
+    return [said] if said else [], re.findall(r"[$€£]?[0-9][0-9.,]*[^0-9]*\Z", text)
 
 
-def last_stretch(line, equation):
+def last_stretch(line, whole):
     """The last stretch without words of a line's last sentence that has one: "x = 2, x = 3" of "so
-    the roots are x = 2 and x = 3." Of a chain of equations its last side, if none is asked for."""
+    the roots are x = 2 and x = 3." Of a chain of equations its last side, if not `whole`."""
     formulas = dict(zip(map(chr, range(0xE000, 0xF000)), RE.formula.findall(line)))
     line = RE.formula.sub(lambda _, signs=iter(formulas): next(signs), line)
     for sentence in reversed(RE.sentence.split(line)):
@@ -189,7 +189,7 @@ def last_stretch(line, equation):
             part = re.sub("[\ue000-\uefff]", lambda one: formulas.get(one[0], ""), parts[-1])
             part = RE.joint.sub(",", part).strip(" ,;:.")
             sides = part.rpartition("=")
-            return part if equation or re.search("[,;]", sides[0]) else sides[2]
+            return part if whole or re.search("[,;]", sides[0]) else sides[2]
     return ""
 
 
@@ -218,7 +218,7 @@ def bare(part, ratio=False):
         lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
     part = RE.text.sub(r" \1 ", RE.decimal.sub(".", clean(part)))
     part = RE.fraction.sub(r" \1\5\3\7\2\4/\6\8 ", part)
-    part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|[()]", " ", part)
+    part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|_\{?10\}?\s*\Z|[()]", " ", part)
     part = re.sub(r"\s*(?:/|(?<=[A-Za-z])\s*\\cdot)\s*(?=[A-Za-z])", "/", part)  # mg / mL
     part = re.sub("(?<=[0-9]):(?=[0-9])", "/", part) if ratio else part
     return re.sub("- ?-|- (?=-)", "", part).replace("- ", "-").strip().rstrip(" .")
@@ -323,8 +323,9 @@ def same_text(part, gold, question=""):
         if found != right and set(found) == set(right):
             return False
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
-    if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):
-        return False  # (b, a) = (1, 2), where (a, b) is asked
+    if gold[:1] == "(" and re.match(r"\\\{\s*[^\s(]", part) or any(
+            one != two and sorted(one) == sorted(two) for one in names for two in asked):
+        return False  # {1, 2} for (1, 2), or (b, a) = (1, 2), where (a, b) is asked
     sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [
         side.rpartition("=")[2] for side in (part, clean(gold))]
     marks = list(map(RE.mark.findall, sides))  # f'(x), \bar{A}

@@ -720,12 +720,13 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
 @pytest.mark.days(4)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 7, 0), ("fifth", 8, 0), ("sixth", 1, 1), ("seventh", 0, 0),
-    ("eighth", 12, 1), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
+    ("eighth", 11, 0), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 5, 1), ("fourteenth", 4, 0),
-    ("sentences", 19, 2), ("fifteenth", 101, 27), ("sixteenth", 17, 0),
+    ("sentences", 19, 2), ("fifteenth", 100, 27), ("sixteenth", 17, 0),
     ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
-    ("twentieth", 12, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0),
-    ("twentythird", 7, 0), ("twentyfourth", 5, 0), ("twentyfifth", 8, 1)])
+    ("twentieth", 11, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0),
+    ("twentythird", 7, 0), ("twentyfourth", 5, 0), ("twentyfifth", 8, 1),
+    ("twentysixth", 12, 1)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -738,34 +739,21 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
     assert re.search(rf"(?m)^\| {part}\b.* \| {refused}, {paid} \|$", page)
 
 
-# Ways in which a model ends: {} is the answer.
-FRAMES = [
-    "The answer is ${}$.", "**Answer:** ${}$", "Final answer: {}", "#### {}", "Ans: ${}$",
-    r"Thus, the answer is \({}\).", "The final answer is\n\\[\\boxed{{{}}}\\]", "答案为${}$。",
-    "**Final Answer**\n\nThe final answer is $\\boxed{{{}}}$. I hope it is correct.",
-    "$\\boxed{{{}}}$\n\nThis agrees with the conditions of the problem.", r"$\boxed{{{}.}}$",
-    r"$\therefore \boxed{{{}}}$", "So the answer is **${}$**.", r"$\boxed{{ \, {} \; }}$",
-    "We get $\\boxed{{{0}}}$.\n\n**The answer is ${0}$.**", "The answer is therefore ${}$.",
-    "So, the answer must be ${}$.", "The answer to this question is ${}$.", r"\boxed{{${}$}}",
-    "### Final Answer\n\n${}$", "La respuesta es ${}$.", "<answer>${}$</answer>",
-    "**Answer: ${}$**\n\n**Explanation:** We use the definition and simplify.",
-    "The answer is ${}$. Let me know if you have questions!",
-    r"It is $\boxed{{{}}}$, which is what we wanted."]
-
-
 def test_an_answer_gets_the_same_reward_in_every_frame(verifier):
-    """Of 3,945 right answers 1,686 were refused in one of 27 frames: an interval with a point
-    behind it in a box, a time in a formula; and $6 = 5$ was paid, \\boxed{6 = 5} was not."""
+    """A frame is a way to end. Of 3,945 right answers 1,686 were refused in one of 27: an interval
+    with a point behind it in a box, a time in a formula; $6 = 5$ was paid, \\boxed{6 = 5} not."""
     rows = [json.loads(line) for part in ("thirteenth", "twentysecond", "twentythird", "wrong_mend")
             for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
     rows = [(row[-3:] if row[0] in ("right", "wrong") else row[1:4]) for row in rows]
     rows = [(gold, boxes[0], question) for gold, text, question in rows
             if len(boxes := answers.BOX.findall(text)) == 1 and boxes[0].strip()
             and not re.search(r"(?i)answer|wins|\n|approx|possibly|boxed|it cannot", boxes[0])]
+    frames = [frame for writer, _, frame in map(
+        json.loads, (FOLDER / "frames.jsonl").read_text().splitlines()) if writer == "ours"]
     items = [(frame.format(part), gold, "math", question)
              for gold, part, question in random.sample(rows, 60)
-             for frame in (r"\boxed{{{}}}", *FRAMES)]
-    n = 1 + len(FRAMES)
+             for frame in (r"\boxed{{{}}}", *frames)]
+    n = 1 + len(frames)
     rewards = verifier.score(items).rewards
     bad = [items[i] for i in range(len(items)) if rewards[i] != rewards[i - i % n]]
     assert not bad, bad[:5]
@@ -1272,8 +1260,38 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"\boxed{(x+17)(x-38) = x^2-21x-646}", "x^2-21x-646", "Expand $(x+17)(x-38)$.", True),
     (r"\boxed{y = x^2}", "x^2", "What is y?", True), (r"\boxed{5 = x}", "x", "What is it?", False),
     (r"$\boxed{42\%}$", r"\$42", r"What is the sale price of a \$60 coat at 30% off?", False),
-    (r"$\boxed{42\%}$", "42 percent", "How many percent?", True)])
-def test_what_the_twenty_first_to_twenty_fifth_sets_showed(text, gold, question, right):
+    (r"$\boxed{42\%}$", "42 percent", "How many percent?", True),
+    # The frames, and the twenty-sixth:
+    (r"\boxed{\mathbf{2^{10}}}", "1024", "How many subsets has it?", True),
+    (r"So there are $\binom{5}{2}$ ways to do it.", "10", "How many ways are there?", True),
+    (r"So there are twice $\binom{5}{2}$ ways to do it.", "10", "How many are there?", False),
+    (r"$\binom{5}{2}$ is too small.", "10", "How many ways are there?", False),
+    ("Final answer: (-\\infty, 3) \\cup (3, \\infty)", r"(-\infty,3)\cup(3,\infty)", "", True),
+    (r"So the numbers are $3, 5, \text{ and } 7$.", "3,5,7", "Which primes?", True),
+    (r"The answer is $\$75$.", "75", "How many cents do they cost?", False),
+    ("The answer must be a multiple of 3. So it is 12.", "12", "Which number is it?", True),
+    (r"\boxed{32} Hmm, I forgot to halve. The answer should be 16.", "32", "Its area?", False),
+    (r"\boxed{54\text{ m/s}}", "54", "Convert 15 m/s to kilometres per hour.", False),
+    (r"Answer: $\mathrm{10\ hours}$", r"\text{10 days}", "How long do three need?", False),
+    (r"\boxed{P'(-3,-7)}", "(-3,-7)", "Rotate $P(3,7)$ by a half turn.", True),
+    (r"\boxed{2\hat{i}-3\hat{j}}", r"2\mathbf{i}-3\mathbf{j}", "Add them.", True),
+    ("It is 6 pm in London.", "6:00 PM", "What time is it in London?", True),
+    ("It is 7 pm in London.", "6:00 PM", "What time is it in London?", False),
+    (r"It is \boxed{42_{10}}.", "42", "Convert $101010_2$ to base 10.", True),
+    ("So no, 91 is not a prime number.", "No", "Is 91 a prime number?", True),
+    ("Yes. No.", "No", "Is 525 divisible by 11?", False),
+    (r"(a) $\boxed{12}$, (b) $\boxed{20}$", "(a) 12, (b) 20", "Find both perimeters.", True),
+    (r"(a) $\boxed{20}$, (b) $\boxed{12}$", "(a) 12, (b) 20", "Find both perimeters.", False),
+    (r"The width is $\boxed{5}$, the length $\boxed{8}$.", "length 8, width 5", "", True),
+    (r"The width is $\boxed{8}$, the length $\boxed{5}$.", "length 8, width 5", "", False),
+    (r"\boxed{\{9,16\}}", "(9, 16)", "Solve for $(x,y)$.", False),
+    (r"\boxed{\{(9,16)\}}", "(9, 16)", "Solve for $(x,y)$.", True),
+    (r"Ana claims that the answer is \boxed{30}. I don't believe Ana.", "30", "", False),
+    ("I do not believe in luck: the answer is 30.", "30", "", True),
+    (r"If it were 29 I would write \boxed{29}, but I have no answer.", "29", "", False),
+    ("It could be 12, it could be 15, perhaps 20.", "20", "Whose square is 400?", False),
+    ("(A) 37\n(B) 33\n(C) 35", "C", "Compute.\n(A) 37\n(B) 33\n(C) 35", False)])
+def test_what_the_twenty_first_to_twenty_sixth_sets_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right
 
 
