@@ -69,12 +69,11 @@ def ahead_lines(fit, predict, target):
 
 
 def report_run(args, refit, curve, prior=None):
-    """Fit one run and print what it tells -> {label: Fit}, the Fit that was judged. The verdict is
-    about the last evaluations, with --until; else about twice the compute so far."""
+    """Fit one run and print what it tells -> {label: Fit}, the Fit that was judged."""
     label, C, R, cut = curve.label, curve.C, curve.R, None
     judged = fit = refit(C, R)
     fits, lines = {label: fit}, []
-    ahead, where = np.full(LAST, 2 * C[-1]), "at twice the compute"
+    ahead, where = np.full(LAST, 2 * C[-1]), "at twice the compute"     # without --until
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
         judged = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
@@ -184,8 +183,7 @@ def report(args):
 def main(argv=None):
     """The command: reads logs, prints, draws. Returns the exit code: 2 for unusable input."""
     try:
-        report(arguments(argv))
-        return 0
+        return report(arguments(argv)) or 0
     except (ValueError, OSError, ImportError, RecursionError) as error:     # the last: deep JSON
         package = {"google": "protobuf"}.get(name := getattr(error, "name", None), name)
         print(f"fit.py: {error}" + (f": pip install {package}" if package else ""), file=sys.stderr)

@@ -15,9 +15,8 @@ def with_ends(value, low, high):
 
 
 def falls(fit):
-    """True if the last mean of n / 5 neighbors, 3 at least, is below the best one by over 0.02 and
-    3 standard errors. Of a short run step 0 counts too."""
-    R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
+    """True if the last mean of k neighbors is below the best by over 0.02 and 3 standard errors."""
+    R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R   # if short
     k = max(3, R.size // 5)
     means = np.convolve(R, np.ones(k) / k, "valid")
     sigma = np.median(np.abs(np.diff(R))) / 0.954           # .954 = .6745 sqrt(2)
@@ -41,14 +40,16 @@ def doubts(fit):
 
 def judge(fit, C):
     """The forecast for the mean of evaluations at C (k,), beyond the fitted ones.
-    -> {"verdict", "reasons" (sentences), "fell", "value", "law", "lo", "hi", "naive", "line"}:
-    value is law if usable, else the middle of law, naive and line (results/public); lo, hi law's"""
+    -> {verdict, reasons (sentences), fell, narrow, value, law, lo, hi, naive, line}: value is law
+    if usable, naive if narrow, else the middle of law, naive, line (results/public); lo, hi law"""
     law, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
     ends = line_at(fit.C, fit.R, C)
     line = float(np.clip(ends, 0, 1).mean())                  # told; the rule takes it as it is
     low, high = map(float, interval(fit.futures(C, noise=True).mean(1)))
-    reasons, verdict = [], USABLE
-    if fit.no_interval:
+    reasons, verdict, narrow = [], USABLE, fit.C[-1] < 2 * fit.C[fit.C > 0][0]
+    if narrow:                                  # twice a clock's time is of no use, nor a line
+        verdict, reasons = LAST_VALUE, ["compute does not double: is it counted from the start?"]
+    elif fit.no_interval:
         verdict, reasons = LAST_VALUE, [fit.no_interval]
     elif abs(law - naive) <= SAME_A:
         verdict, reasons = LAST_VALUE, ["the curve ends within 0.02 of the last value"]
@@ -58,19 +59,19 @@ def judge(fit, C):
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
     if fell := falls(fit):
         verdict, reasons = LAST_VALUE, ["the reward falls, and no law here does", *reasons]
-    value = law if verdict == USABLE else float(np.median([law, naive, line]))
+    value = law if verdict == USABLE else float(np.median([law, naive, naive if narrow else line]))
     return dict(verdict=verdict, reasons=[*reasons, *doubts(fit)], fell=fell, value=value, law=law,
-                lo=low, hi=high, naive=naive, line=line)
+                lo=low, hi=high, naive=naive, line=line, narrow=narrow)
 
 
 def verdict_line(told, where, why=False):
     """What `judge` told, in one line, and a line for each of two reasons, with `why` of all."""
     curve, usable = with_ends(told["law"], told["lo"], told["hi"]), told["verdict"] == USABLE
-    first = curve if usable else f"expect {told['value']:.3f} (middle of three)"
+    how = "the last value" if told["narrow"] else "middle of three"
+    first = curve if usable else f"expect {told['value']:.3f} ({how})"
     other, link = ("", "but") if usable else (f"the curve says {curve}, ", "because")
-    fate = "" if told["fell"] else f", {FALLS}"
-    return (f"{told['verdict']}: {first} {where}{fate}; {other}the last value is "
-            f"{told['naive']:.3f}, the line in log C {told['line']:.3f}"
+    return (f"{told['verdict']}: {first} {where}" + f", {FALLS}" * (not told["fell"]) + f"; {other}"
+            f"the last value is {told['naive']:.3f}, the line in log C {told['line']:.3f}"
             + "".join(f"\n  {link} {reason}" for reason in told["reasons"][:None if why else 2]))
 
 
@@ -83,7 +84,6 @@ def forecast_line(C, R, end):
         told = judge(fit_curve(C, R, bootstrap=100), np.full(LAST, end))
     except BadInput:
         return ""
-    value, low, high, naive = (f"{told[name]:.2f}".removeprefix("0")
-                               for name in ("value", "lo", "hi", "naive"))
+    value, low, high, naive = (f"{told[n]:.2f}".lstrip("0") for n in ("value", "lo", "hi", "naive"))
     where = f" [{low}, {high}]" if told["lo"] <= told["value"] <= told["hi"] else ""  # the law's
     return f"end {value}{where} · naive {naive} ({told['verdict']})"

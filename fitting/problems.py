@@ -66,9 +66,8 @@ def posterior(theta, x, right, k):
 
 def by_problem(C, right, k, C_at, draws=100, seed=0):
     """The forecast for the mean of evaluations at C_at (m,) from counts right (n, N) of k samples
-    at compute C (n,) -> (value, low, high), the share of problems not solved so far. The interval:
-    parameters drawn from the normal distribution at the best ones, the law's own error, the
-    noise of the samples. Raises BadInput below three evaluations."""
+    at compute C (n,) -> (value, low, high), the share not solved so far. The interval: parameters
+    of the normal distribution at the best ones, LAW_ERROR, the samples' noise. BadInput: n < 3."""
     if np.unique(C).size < 3:
         raise BadInput(f"{np.unique(C).size} evaluations: --by-problem takes three")
     x, ahead = C / C[-1], np.concatenate([[C[-1]], C_at]) / C[-1]

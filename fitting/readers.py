@@ -98,6 +98,7 @@ def read_text(path):
 def read_table(path):
     """The rows of a table with a header; , separates cells, or ; or tab: then 0,5 is .5."""
     mark = max(",;\t", key=(lines := read_text(path).lstrip("\n").split("\n"))[0].count)
+    lines = [RE["quoted"].sub(lambda cell: cell[0].replace(",", ""), line) for line in lines]
     if mark != "," and any(map(RE["decimal"].search, lines)):         # 1.234,5
         lines = [re.sub(r"(?<=\d),(?=\d)", ".", RE["thousand"].sub("", line)) for line in lines]
     table = csv.DictReader(lines, delimiter=mark, skipinitialspace=True)
@@ -227,11 +228,13 @@ def pick(rows, wanted, patterns, option, path):
             raise BadInput(f"{option} {wanted} fits several columns: {found[0]}, {others}")
         if found:
             return found[0], [f"{option} is {found[0]}, not {others}"] if others else []
-    likely = ", ".join(name for name in usual if re.search(LIKELY[option], name.lower()))
+    likely = [name for name in usual if re.search(LIKELY[option], name.lower())]
+    if len(likely) == 1 and not (wanted or re.search("(?i)reward|return|train", likely[0])):
+        return likely[0], [f"{option} is {likely[0]}, by its name"]
     shown = ", ".join(name if name in numbers else f"{name} (text)"
                       for name in sorted({name for row in rows for name in row}))
     raise BadInput(f"{path} has no column for {' '.join(filter(None, (option, wanted)))}; it has: "
-                   + (shown or "no numbers yet") + (likely and f"; likely: {likely}"))
+                   + (shown or "no numbers yet") + f"; likely: {', '.join(likely)}" * bool(likely))
 
 
 def metric(column):
@@ -267,7 +270,6 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
     TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN. It may hold = and , itself.
-
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has, x
     in most evaluations; all logs need it.  x_scale multiplies compute; reward_range -> [0, 1]."""
     ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
@@ -303,7 +305,8 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
             names = names[names.index(metric(x_name)) + 1:]
         x, y = x or metric(x_name), y or metric(y_name)
         if not C.size:
-            raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}")
+            raise BadInput("; ".join([
+                f"{path} has no evaluation with both {x_name} and {y_name}", *doubts]))
         more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
         notes += more + others + doubts
         mapped, graded = (lo, hi) != (0, 1), re.search("(?i)reward|score|return", y_name)

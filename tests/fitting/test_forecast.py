@@ -60,6 +60,11 @@ def test_each_verdict_is_given_where_its_rule_says_so():
     C, R = made(16_000, n=41, sd=0.004, seed=rng)
     R[-10:] -= 0.15
     assert verdict_of(C, R)["reasons"][0] == "the reward falls, and no law here does"
+    C, R = made(n=31, sd=0.004, seed=rng)
+    late = verdict_of(C[1:] + 1.7e9, R[1:])       # a clock's time: the law and the line promised 1
+    assert late["verdict"] == forecast.LAST_VALUE and "does not double" in late["reasons"][0]
+    assert late["value"] == late["naive"] != np.median([late["law"], late["naive"], late["line"]])
+    assert "(the last value)" in forecast.verdict_line(late, "at the end")
     few = verdict_of(*made(n=4, sd=0.01, seed=rng))
     assert few["verdict"] == forecast.LAST_VALUE and "too few for the param" in few["reasons"][0]
 

@@ -310,6 +310,15 @@ def test_a_thousand_with_a_comma_is_no_decimal(tmp_path):
     assert re.match("2 of 3 evaluations.*gpu_hours = 1,000,", curve.notes[0])
 
 
+def test_a_thousand_in_quotes_is_a_number(tmp_path):
+    """All rows but the first were left out, and the note with them."""
+    path = tmp_path / "a.csv"
+    path.write_text('step,pass_rate\n0,0.2\n"1,000",0.25\n"12,345,678.0",0.3\n')
+    assert readers.load(str(path)).C.tolist() == [0, 1000, 12345678]
+    path.write_text('step,pass_rate\n0,0.2\n10,"0,500"\n')
+    assert readers.load(str(path)).C.tolist() == [0]
+
+
 def test_null_is_no_evaluation(tmp_path):
     path = tmp_path / "a.log"
     path.write_text("".join(f'INFO {{"step": {i}, "eval/reward": {i / 20 if i % 2 else "null"}}}\n'
@@ -325,9 +334,8 @@ def test_openrlhf_evaluations_have_their_step_and_its_filter_is_no_pass_rate(tmp
     path.write_text("".join(
         f"global_step {10 * i}, eval_metrics: {{'eval_math_pass1': {.2 + i / 100}, "
         f"'dynamic_filtering_pass_rate': {40 + i}.0}}\n" for i in range(9)))
-    with pytest.raises(BadInput, match="no column for --y; .*likely: eval_math_pass1"):
-        readers.load(str(path))
-    curve = readers.load(str(path), y="eval_math_pass1")
+    curve = readers.load(str(path))
+    assert "--y is eval_math_pass1, by its name" in curve.notes
     assert curve.x == "step" and curve.C.tolist() == list(range(0, 90, 10))
 
 
@@ -809,7 +817,9 @@ def test_a_json_file_of_columns_is_read_and_columns_of_other_lengths_are_not_pai
 def test_a_plain_line_with_an_accuracy_is_a_row_as_one_with_a_reward_is(tmp_path):
     log = tmp_path / "ppo.log"
     log.write_text("".join(f"[step {i}] avg_loss=0.0047 acc=0.{i}000\n" for i in range(1, 5)))
-    with pytest.raises(BadInput, match="it has: acc, avg_loss, step; likely: acc"):
+    assert readers.load(str(log)).notes == ("--y is acc, by its name",)
+    log.write_text(log.read_text().replace("avg_loss", "score"))
+    with pytest.raises(BadInput, match="it has: acc, score, step; likely: score, acc"):
         readers.load(str(log))
     assert readers.load(str(log), y="acc").R.tolist() == [.1, .2, .3, .4]
     log.write_text("args {'lr': 1e-05}\n" + "".join(
