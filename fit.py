@@ -266,8 +266,7 @@ def points_to_fit(C, R, R0, law, c_min, c_max):
     elif R0 is None:
         R0, R0_from = float(step_0.mean()), "step 0"
     use = (c_min <= C) & (C <= c_max)
-    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is a point to fit only where R0 is
-    # fitted; then even below c_min.
+    # At C = 0 Eq. 1 is R0, whatever A, B, C_mid: step 0 is fitted only with R0, even below c_min.
     use = (use | (C == 0)) if R0_from == "fitted" else (use & (C > 0))
     return C[use], R[use], R0, R0_from, step_0.size if R0_from == "step 0" else 0
 

@@ -21,7 +21,7 @@ def make_parser():
     source = inspect.getsource(Config)
     fields = source[source.index("    # -- "):source.index("    def schedule")]
     settings = "settings, each also a key of FILE, as eval_every = 50:\n\n" + re.sub(
-        r"(?m)^    (\w+):", lambda field: f"  {option(field[1])}:", fields)
+        r"(?m)^    (\w+):", lambda field: f"  --{field[1].replace('_', '-')}:", fields)
     parser = argparse.ArgumentParser(
         prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]", epilog=settings,
         formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT, allow_abbrev=False)
@@ -36,13 +36,9 @@ def make_parser():
     add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
         help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
              "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
-    for name in vars(Config()):             # --eval-every, or as in a file --eval_every
-        add(option(name), f"--{name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for flag in map("--{}".format, vars(Config())):     # --eval-every, or as in a file --eval_every
+        add(flag.replace("_", "-"), flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
-
-
-def option(name):
-    return f"--{name.replace('_', '-')}"
 
 
 def parse(argv):

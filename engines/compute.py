@@ -40,8 +40,7 @@ class ModelFlops:
         for parameter, name in parameters.items():
             # transformers keeps the experts of a layer in one tensor; its first axis counts them.
             experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 0
-            share = (experts_met(config) or 1) / experts if experts else 1
-            weights += parameter.numel() * share
+            weights += parameter.numel() * ((experts_met(config) or 1) / experts if experts else 1)
         # Layers of each (FLOPs for a token and a token it attends to, window).
         self.attention, states = Counter(), 0
         if is_packed(model):

@@ -146,16 +146,19 @@ def read_records(name, options):
         if ending == ".csv":
             csv.field_size_limit(2**31 - 1)  # unit tests may be longer than 128 KiB
             with open(name, encoding="utf-8-sig", newline="") as file:  # byte-order mark or not
-                table = csv.DictReader(file, strict=True)  # a quote left open is an error
-                for field in filter(None, table.fieldnames or ()):
-                    if table.fieldnames.count(field) > 1:
-                        raise TaskError(f"its first line has the column {field!r} twice")
-                return list(table)
+                mark = max(",;\t", key=file.readline().count)
+                file.seek(0)
+                rows = csv.DictReader(file, delimiter=mark, strict=True)  # no quote is left open
+                if twice := [n for n in rows.fieldnames or () if rows.fieldnames.count(n or 0) > 1]:
+                    raise TaskError(f"its first line has the column {twice[0]!r} twice")
+                return list(rows)
         if ending in (".json", ".jsonl"):
             text = Path(name).read_text("utf-8-sig")
-            if ending == ".json" and not re.match(r"\s*\{.*\}\s*\{", text):  # an object a line
-                records = json.loads(text)
-                return records if isinstance(records, list) else []
+            lines = ending == ".jsonl" or re.match(r"\s*\{.*\}\s*\{", text)  # an object a line
+            if not lines or re.fullmatch(r"\s*\[.*\]\s*", text, re.S):
+                found = json.loads(text)
+                parts = found.values() if isinstance(found, dict) else [found]  # {"data": [...]}
+                return next((part for part in parts if isinstance(part, list)), [])
             records = [line if line.strip() else ... for line in text.split("\n")]
             for i, line in enumerate(records):  # one that is no JSON stays a text
                 with contextlib.suppress(TypeError, ValueError, RecursionError):
@@ -167,8 +170,9 @@ def read_records(name, options):
         return [record for config in options["config"].split("+") for record in
                 datasets.load_dataset(repository, config or None, split=options["split"])]
     except Exception as error:  # other people's programs: errors of any class
-        place = f"after line {table.line_num}: " if isinstance(error, csv.Error) else ""
-        cause = place + (str(error).strip() or repr(error)).splitlines()[0]
+        place = f"after line {rows.line_num}: " if isinstance(error, csv.Error) else ""
+        cause = place + (str(error).strip() or repr(error)).splitlines()[0] + (
+            ": save it as UTF-8" * isinstance(error, UnicodeError))
         raise TaskError(f"task {name!r} cannot be read: {cause}") from error
 
 
@@ -183,10 +187,12 @@ def record_problems(name, options):
         raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
     columns = dict(options)
     for role, usual in USUAL.items():
-        columns[role] = options[role] or next(
-            (path for path in usual if any(column(r, path) is not None for r in records[:9])), None)
+        columns[role] = next((path for path in [options[role]] * bool(options[role]) or usual
+                              if any(column(r, path) is not None for r in (
+                                  records if options[role] else records[:9]))), None)
         if columns[role] is None:
-            raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
+            raise TaskError(f"task {name!r} has no column "
+                            f"{options[role] or 'of a usual name for the ' + role}: it has "
                             f"{', '.join(map(str, first))}; name it by --task-options "
                             f"""'{{"{role}": "ITS COLUMN"}}'""")
     answer = str(next(filter(None, (column(r, columns["answer"]) for r in records)), ""))

@@ -13,11 +13,15 @@ from conftest import ROOT
 
 import loss
 from artifacts.settings import PLACE, check, make_config, read_toml, to_toml
-from command.options import option, parse
+from command.options import parse
 from config import Config, ConfigError
 
 KINDS = get_type_hints(Config)
 FIELDS = [f.name for f in dataclasses.fields(Config)]
+
+
+def option(name):
+    return f"--{name.replace('_', '-')}"
 
 
 def refusal(arguments):

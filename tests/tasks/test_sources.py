@@ -466,6 +466,27 @@ def test_a_level_or_kind_of_another_meaning_is_left_alone(tmp_path):
         (f"q{i}", str(i), "math", 0) for i in range(11)}
 
 
+@pytest.mark.parametrize(("name", "text"), [
+    ("a.csv", "question;answer\nWhat is 2, 3 or 4?;5\nb;6\n"),
+    ("b.csv", "question\tanswer\nWhat is 2, 3 or 4?\t5\nb\t6\n"),
+    ("c.json", '{"version": 2, "data": [{"question": "What is 2, 3 or 4?", "answer": "5"},'
+               ' {"question": "b", "answer": "6"}]}'),
+    ("d.jsonl", '[\n{"question": "What is 2, 3 or 4?", "answer": "5"},\n'
+                '{"question": "b", "answer": "6"}\n]\n')])
+def test_other_marks_between_cells_and_lists_within_an_object_are_read(name, text, tmp_path):
+    """"has no column of a usual name: it has question;answer" sent users to the wrong place."""
+    (tmp_path / name).write_text(text)
+    assert {p.question: p.answer for p in everything(str(tmp_path / name))} == {
+        "What is 2, 3 or 4?": "5", "b": "6"}
+
+
+def test_a_column_that_is_not_there_is_told_as_such(tmp_path):
+    """Each record was called bad: "record 1 has no text in 'anser': None"."""
+    (tmp_path / "a.csv").write_text("question,answer\na,7\n")
+    with pytest.raises(TaskError, match="has no column anser: it has question, answer; name it"):
+        load_task(str(tmp_path / "a.csv"), "train", heldout=0, options={"answer": "anser"})
+
+
 def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
     """An empty file is a mistake somewhere upstream, not an epoch of zero steps."""
     (tmp_path / "empty.jsonl").write_text("")
@@ -482,7 +503,7 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
     ("a.json", b"[" * 100_000, "cannot be read: maximum recursion depth exceeded"),
     ("a.json", b'[{"question": "a", "answer": ' + b"9" * 5_000 + b"}]", "Exceeds the limit (4300"),
     ("a.jsonl", '{"question": "Wie groß?", "answer": "5"}'.encode("latin-1"),
-     "can't decode byte 0xdf in position 21: invalid continuation byte"),
+     "can't decode byte 0xdf in position 21: invalid continuation byte: save it as UTF-8"),
     ("a.csv", "question,answer\na,7".encode("utf-16"), "'utf-8' codec can't decode"),
     ("a.csv", b'question,answer\na,7\n"b,8\nc,9\n',
      "cannot be read: after line 2: unexpected end of data"),
