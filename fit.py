@@ -26,8 +26,7 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Skip these at first, and come back where one is used (SAME_A, FEW: in fitting/). The first two are
-# the paper's, others ours.
+# Skip these at first (SAME_A, FEW: for fitting/). The first two are the paper's, others ours.
 SAME_A = 0.02             # closer ceilings count as equal (A of the paper's three seeds: +-.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
@@ -86,10 +85,9 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 # ------------------------------------------------------------------------------ 2. least squares
 # Two tricks. (1) For given B, C_mid and R0 the law is a straight line through 0: R - R0 is A - R0
-# times g. Its best slope, hence A, has a formula and is not searched ("variable projection"). (2)
-# scipy's `leastsq` knows no bounds. So it searches an angle x for each parameter, which is low +
-# (high - low) (sin(x) + 1) / 2 and never leaves low..high. (`least_squares` has bounds, and takes
-# twice the time.)
+# times g. Its best slope, hence A, has a formula; no search ("variable projection"). (2) scipy's
+# `leastsq` knows no bounds. So it searches an angle x for each parameter, which is low + (high -
+# low) (sin(x) + 1) / 2 and never leaves low..high. (`least_squares` has bounds, in twice the time.)
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""

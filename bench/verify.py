@@ -153,7 +153,7 @@ def frames(rng, count=300):
     logging.disable(logging.CRITICAL)
     folder = ROOT / "bench" / "answers"
     rows = [json.loads(line) for path in sorted(folder.glob("*.jsonl"))
-            if path.name not in ("frames.jsonl", "hack_paid.jsonl")
+            if path.name not in ("frames.jsonl", "hack_paid.jsonl", "review.jsonl")
             for line in path.open(encoding="utf-8")]
     rows = [row[-3:] if row[0] in ("right", "wrong") else row[1:4] for row in rows]
     rows = [(gold, *boxes, question) for gold, text, question in rows

@@ -66,7 +66,7 @@ def judged(text, gold, question=""):
         return found
     marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
         lambda found: ("\1{}\2" if found[2] else "{}").format(found[3].strip("*_`")),
-        text[-LONGEST_TEXT:])).strip())
+        text[-LONGEST_TEXT:].replace("\0", " "))).strip())
     for asked, bound in ((RE.asked_least, RE.at_least), (RE.asked_most, RE.at_most)):
         marked = bound.sub("", marked) if asked.search(question) else marked
     marked = marked[:-400] + RE.trailing.sub(r"\1", RE.roughly.sub("", marked[-400:]))
@@ -82,21 +82,23 @@ def judged(text, gold, question=""):
     boxes, text = (pieces := BOX.split(text))[1::2], "\0".join(pieces[::2])
     if several:  # "\boxed{6} and \boxed{-6}"
         names, each = re.findall(r"(?:^|[,;] )(\([a-z]\)|[a-z]{3,}) ", gold), iter(boxes)
-        before = [max(names, key=one.rfind) for one in text.lower().split("\0")[:-1] if names]
-        if names and sorted(before) == sorted(names):  # the quotient is \boxed{7}, ...
-            boxes = [", ".join(f"{name} {dict(zip(before, boxes))[name]}" for name in names)]
+        said = names and re.findall("(%s)[^\\w\0]{0,9}(?:is|are|was)?[^\\w\0]{0,9}\0" % "|".join(
+            map(re.escape, names)), text.lower())
+        order = said if sorted(said) == sorted(names) else names
+        if len(boxes) == len(names) > 1 and all(map(str.count, text.lower().split("\0"), order)):
+            found = dict(zip(order, boxes))  # the quotient is \boxed{7}, ...
+            boxes = [", ".join(f"{name} {found[name]}" for name in names)]
         else:
             boxes = [", ".join(islice(each, one.count("\0"))) for one in RE.boxes.findall(text)]
             if 1 < len(boxes) == gold.count(",") + 1 and not (
                     "," in "".join(boxes) or RE.no_list.search(text)):  # words between them
                 boxes, question = [", ".join(boxes)], f"{question} in this order"
     found = [part for part in boxes if part.strip()]
-    beside = [f"0 {part}" for part in RE.beside_box.findall(text)]
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
             for part in RE.declared.split(text)[1:]]
     said = [RE.reason.split(part)[0] for part in said if "\0" not in part and part.strip(" *_$`")]
     moment = RE.moment.search(clean(gold)) and not re.search("ratio|odds|scale", question)
-    number = not (moment or "=" in gold) and plain_number(gold, ":" in gold)
+    number = not (moment or "=" in gold) and plain_number(gold, bool(RE.ratio.fullmatch(gold)))
     ratio = number and (":" in gold or number[0].denominator > 1)
     wanted = "" if number else word(gold)
     said = [part for part in said if not found or not RE.prose.search(part)]
@@ -107,7 +109,7 @@ def judged(text, gold, question=""):
     found += said
     listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
     reading = RE.yes_no if wanted in ("yes", "no") else RE.choice if not listed else RE.said
-    beside += found
+    beside = found + [f"0 {part}" for part in RE.beside_box.findall(text)]
     nothing = [one[0] for one in RE.no_answer.finditer(text.rpartition("\n")[2][-LONGEST_ANSWER:])
                if one[0].lower() not in question.lower()]  # "the total reward is 50" may be asked
     if not found and not nothing:
@@ -218,7 +220,7 @@ def bare(part, ratio=False):
         lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
     part = RE.text.sub(r" \1 ", RE.decimal.sub(".", clean(part)))
     part = RE.fraction.sub(r" \1\5\3\7\2\4/\6\8 ", part)
-    part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|_\{?10\}?\s*\Z|[()]", " ", part)
+    part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|[()]", " ", part)
     part = re.sub(r"\s*(?:/|(?<=[A-Za-z])\s*\\cdot)\s*(?=[A-Za-z])", "/", part)  # mg / mL
     part = re.sub("(?<=[0-9]):(?=[0-9])", "/", part) if ratio else part
     return re.sub("- ?-|- (?=-)", "", part).replace("- ", "-").strip().rstrip(" .")
@@ -296,7 +298,7 @@ def same_moment(part, gold, question=""):
     """Whether a time or date is right, as it is written; "4:20" and, of 12 hours, "4:20 PM" too."""
     half = "am" if RE.clock.search(f"{question} {gold}") else ""
     found, wanted = (RE.date.sub(r"\2\3 \1", RE.no_date.sub(
-        "", RE.text.sub(r" \1", one)).lower()) for one in (part, gold))
+        "", RE.hour.sub(r"\1:00", RE.text.sub(r" \1", one))).lower()) for one in (part, gold))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) *([ap]m)?", wanted)):
         return found.split() == wanted.split()
     said = re.findall("([0-9]+:[0-9]+) *([ap]m)?", found)
@@ -313,7 +315,7 @@ def same_text(part, gold, question=""):
         return "".join(sorted(letters)) == several  # "B, D" and BD
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
-            RE.text.search(gold) or RE.words.fullmatch(clean(gold))):
+            r"\text" in clean(gold) or RE.words.fullmatch(clean(gold))):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, *re.findall("^([0-9]|[0-9A-Z]{2,})_", wanted))
@@ -323,7 +325,7 @@ def same_text(part, gold, question=""):
         if found != right and set(found) == set(right):
             return False
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
-    if gold[:1] == "(" and re.match(r"\\\{\s*[^\s(]", part) or any(
+    if asked and gold[:1] == "(" and re.match(r"\\\{\s*[^\s(]", part) or any(
             one != two and sorted(one) == sorted(two) for one in names for two in asked):
         return False  # {1, 2} for (1, 2), or (b, a) = (1, 2), where (a, b) is asked
     sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [

@@ -720,13 +720,13 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
 @pytest.mark.days(4)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
     ("fourth", 7, 0), ("fifth", 8, 0), ("sixth", 1, 1), ("seventh", 0, 0),
-    ("eighth", 11, 0), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
+    ("eighth", 11, 1), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
     ("twelfth", 3, 0), ("thirteenth", 5, 1), ("fourteenth", 4, 0),
     ("sentences", 19, 2), ("fifteenth", 100, 27), ("sixteenth", 17, 0),
     ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
     ("twentieth", 11, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0),
     ("twentythird", 7, 0), ("twentyfourth", 5, 0), ("twentyfifth", 8, 1),
-    ("twentysixth", 12, 1)])
+    ("twentysixth", 14, 1), ("review", 148, 17)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -747,7 +747,8 @@ def test_an_answer_gets_the_same_reward_in_every_frame(verifier):
     rows = [(row[-3:] if row[0] in ("right", "wrong") else row[1:4]) for row in rows]
     rows = [(gold, boxes[0], question) for gold, text, question in rows
             if len(boxes := answers.BOX.findall(text)) == 1 and boxes[0].strip()
-            and not re.search(r"(?i)answer|wins|\n|approx|possibly|boxed|it cannot", boxes[0])]
+            and not re.search(r"(?i)answer|wins|\n|approx|possibly|boxed|it cannot|[a-z]{3}\.\s*\}",
+                              boxes[0])]
     frames = [frame for writer, _, frame in map(
         json.loads, (FOLDER / "frames.jsonl").read_text().splitlines()) if writer == "ours"]
     items = [(frame.format(part), gold, "math", question)
@@ -1274,10 +1275,9 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"\boxed{54\text{ m/s}}", "54", "Convert 15 m/s to kilometres per hour.", False),
     (r"Answer: $\mathrm{10\ hours}$", r"\text{10 days}", "How long do three need?", False),
     (r"\boxed{P'(-3,-7)}", "(-3,-7)", "Rotate $P(3,7)$ by a half turn.", True),
-    (r"\boxed{2\hat{i}-3\hat{j}}", r"2\mathbf{i}-3\mathbf{j}", "Add them.", True),
     ("It is 6 pm in London.", "6:00 PM", "What time is it in London?", True),
     ("It is 7 pm in London.", "6:00 PM", "What time is it in London?", False),
-    (r"It is \boxed{42_{10}}.", "42", "Convert $101010_2$ to base 10.", True),
+    (r"\boxed{25_{10}}", "25", "Convert 19 to base 7.", False),
     ("So no, 91 is not a prime number.", "No", "Is 91 a prime number?", True),
     ("Yes. No.", "No", "Is 525 divisible by 11?", False),
     (r"(a) $\boxed{12}$, (b) $\boxed{20}$", "(a) 12, (b) 20", "Find both perimeters.", True),
@@ -1285,11 +1285,30 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"The width is $\boxed{5}$, the length $\boxed{8}$.", "length 8, width 5", "", True),
     (r"The width is $\boxed{8}$, the length $\boxed{5}$.", "length 8, width 5", "", False),
     (r"\boxed{\{9,16\}}", "(9, 16)", "Solve for $(x,y)$.", False),
-    (r"\boxed{\{(9,16)\}}", "(9, 16)", "Solve for $(x,y)$.", True),
     (r"Ana claims that the answer is \boxed{30}. I don't believe Ana.", "30", "", False),
     ("I do not believe in luck: the answer is 30.", "30", "", True),
     (r"If it were 29 I would write \boxed{29}, but I have no answer.", "29", "", False),
     ("It could be 12, it could be 15, perhaps 20.", "20", "Whose square is 400?", False),
+    # What a reviewer found in their first form:
+    ("The primes are 2, 3 and 5.\0", "2, 3, and 5", "", True), ("\0", "red 3, 5", "", False),
+    (r"\boxed{2, 3, 5}", "2, 3, and 5", "", True),
+    (r"The answer is $\sqrt{x-1}$ ($x \geq 1$).", r"\sqrt{x-1}", "", True),
+    (r"A. 8 is even.\nB. 9 is 3*3.\nC. 11 is prime. So it is \boxed{C}.", "C", "", True),
+    ("Finally we divide by $3!$.", "6", "", False), ("Suppose it is $10^2$.", "100", "", False),
+    (r"The answer should be $m+n$. Here $m=3$ and $n=4$, so \boxed{7}.", "7", "", True),
+    ("The answer must be 2 digits long. It is 42.", "42", "", True),
+    ("Ans: Let it be x. Then 2x + 3 = 11. So x = 4.", "4", "", True),
+    ("The answer is 12, i.e. 12 + 3 = 15.", "12", "", False),
+    ("The answer is twenty, i.e. 20.", "20", "", True),
+    (r"\boxed{12}. I don't believe that there are other solutions.", "12", "", True),
+    ("So no. 91 = 7 * 13.", "No", "Is 91 prime?", True),
+    (r"\textbf{The answer is 12.}", "12", "", True), (r"\boxed{3ma}", "3am", "", True),
+    ("So she sells 12 in the evening.", "12", "How many does she sell in the evening?", True),
+    (r"\boxed{12\text{ cm}}", "12", "Line k is parallel to m. AB = 12 cm. Find CD.", True),
+    (r"The width is \boxed{5}, the height \boxed{8}.", "length 8, width 5", "", False),
+    (r"\boxed{\mathbf{5}!}", "5", "", False), (r"\boxed{-P(1,2)}", "(1,2)", "", False),
+    (r"The answer is $z = -\mathrm{i}$.", r"-\mathrm{i}", "", True),
+    (r"Answer: $180 = 5x \implies x = 36$", "36", "", True),
     ("(A) 37\n(B) 33\n(C) 35", "C", "Compute.\n(A) 37\n(B) 33\n(C) 35", False)])
 def test_what_the_twenty_first_to_twenty_sixth_sets_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right
