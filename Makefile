@@ -114,9 +114,9 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/test_fit.py \
 	tests/test_config.py
 check: $(VENV)/test
-	$(if $(filter-out 8 11 $(patsubst course/checks/test_%.py,%,$(wildcard course/checks/test_*.py)),$(EX)),$(error EX=$(EX): one exercise, 1 to 12))
+	$(if $(filter-out 8 11 $(patsubst course/checks/test_%.py,%,$(wildcard course/checks/test_*.py)),$(EX))$(and $(filter 8 11,$(EX)),$(word 2,$(EX))),$(error EX=$(EX): exercises of 1 to 12, 8 and 11 alone))
 	$(PY) -m $(if $(filter 8 11,$(EX)),course.experiment $(if $(filter 8,$(EX)),experiment,ablation),pytest \
-		-q $(if $(EX),--tb=short -o faulthandler_timeout=120 course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
+		-q $(if $(EX),--tb=short -o faulthandler_timeout=120 $(EX:%=course/checks/test_%.py),$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
 
 # A students' tree: course/README.md. Any Python 3.11 will do, and no package is installed for it.
 student:

@@ -128,6 +128,8 @@ def test_make_check_and_grade_know_where_they_are(tree):
         assert said(folder, "check", "EX=3")[-6:] == [
             "pytest", "-q", "--tb=short", "-o", "faulthandler_timeout=120",
             "course/checks/test_3.py"]
+        assert said(folder, "check", "EX=3 5")[-2:] == [
+            "course/checks/test_3.py", "course/checks/test_5.py"]
         assert said(folder, "check", "EX=8")[-2:] == ["course.experiment", "experiment"]
     assert "tests/test_loss.py" in said(ROOT, "check")
     assert said(tree, "check")[-1] == "course/checks"
