@@ -1,8 +1,7 @@
 """like.py: a forecast that knows earlier runs of the same task and recipe (`--like`). Ours.
 
-Before the bend, evaluations determine little more than a slope. Earlier runs tell the rest as a
-prior of two numbers: the share of the possible gain that a run reaches, (A - R0) / (1 - R0), and
-log B. Each is one more residual of the least squares."""
+Before the bend, evaluations determine little more than a slope. Earlier runs tell the rest: a prior
+of (A - R0) / (1 - R0), the share of the gain, and one of log B. Each is one more residual."""
 from dataclasses import replace
 
 import numpy as np

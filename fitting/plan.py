@@ -1,6 +1,5 @@
-"""plan.py: how much evaluation a forecast takes (`--plan`): the bound of Cramer and Rao. Ours.
-
-No unbiased forecast is surer than the Fisher information of the evaluations allows."""
+"""plan.py: how much evaluation a forecast takes (`--plan`). Ours, by the bound of Cramer and Rao:
+no unbiased forecast is surer than the Fisher information of the evaluations allows."""
 import numpy as np
 from scipy.special import ndtri
 

@@ -38,8 +38,7 @@ class Curve:
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
 def places_of(text):
-    """A path -> [(path, "")]; "evals.csv:RUN", a name or a pattern as "toy*" -> [(path, run), ...]
-    of a table that has a column `run`. Raises BadInput: none."""
+    """A path -> [(path, "")]; TABLE:RUN, a name or a pattern -> [(path, run), ...], or BadInput."""
     if os.path.exists(text) or not (found := re.fullmatch(r"(?i)(.+?\.[ct]sv):(.+)", text)):
         return [(Path(text), "")]
     path = Path(found[1])
@@ -107,6 +106,8 @@ def read_table(path):
         raise BadInput(f"{path} has several columns {twice[0]}: give them names of their own")
     if long := [i for i, row in enumerate(rows, 2) if any(row.pop(None, ()))]:   # cells left over
         raise BadInput(f"{path}, row {long[0]} has more cells than the header (of 1,000 for 1000?)")
+    if "run" not in names and (kinds := [n for n in names if n and n.lower() in NAMES["runs"]]):
+        rows = [row | {"run": " ".join(str(row[n]) for n in kinds)} for row in rows]
     return rows
 
 
@@ -229,8 +230,9 @@ def pick(rows, wanted, patterns, option, path):
         if found:
             return found[0], [f"{option} is {found[0]}, not {others}"] if others else []
     likely = [name for name in usual if re.search(LIKELY[option], name.lower())]
-    if len(likely) == 1 and not (wanted or re.search("(?i)reward|return|train", likely[0])):
-        return likely[0], [f"{option} is {likely[0]}, by its name"]
+    sure = [name for name in likely if not re.search("(?i)reward|return|train", name)]
+    if len(sure) == 1 and not wanted:
+        return sure[0], [f"{option} is {sure[0]}, by its name"]
     shown = ", ".join(name if name in numbers else f"{name} (text)"
                       for name in sorted({name for row in rows for name in row}))
     raise BadInput(f"{path} has no column for {' '.join(filter(None, (option, wanted)))}; it has: "

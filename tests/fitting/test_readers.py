@@ -310,6 +310,21 @@ def test_a_thousand_with_a_comma_is_no_decimal(tmp_path):
     assert re.match("2 of 3 evaluations.*gpu_hours = 1,000,", curve.notes[0])
 
 
+def test_a_column_of_methods_tells_runs_apart_and_seeds_are_pooled(tmp_path):
+    """Two methods of one table were fitted as one curve, with a note."""
+    path = tmp_path / "all.csv"
+    path.write_text("algo,seed,step,accuracy,mean_return\n" + "".join(
+        f"{algo},{seed},{step},0.{step + 2 * seed + (algo == 'ppo')},9\n"
+        for algo in ("grpo", "ppo") for seed in (0, 1) for step in (1, 2, 3)))
+    with pytest.raises(BadInput, match="several runs: TABLE:RUN names one"):
+        readers.load(str(path))
+    curve = readers.load(f"{path}:ppo")
+    assert sorted(curve.R) == [.2, .3, .4, .4, .5, .6] and curve.C.tolist() == [1, 1, 2, 2, 3, 3]
+    assert curve.notes[0] == "--y is accuracy, by its name" and "repeats step 3" in curve.notes[1]
+    with pytest.raises(BadInput, match="no run 'sac' in a column run: grpo, ppo"):
+        readers.load(f"{path}:sac")
+
+
 def test_a_thousand_in_quotes_is_a_number(tmp_path):
     """All rows but the first were left out, and the note with them."""
     path = tmp_path / "a.csv"
