@@ -86,8 +86,8 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # ------------------------------------------------------------------------------ 2. least squares
 # Two tricks. (1) For given B, C_mid and R0 the law is a straight line through 0: R - R0 is A - R0
 # times g. Its best slope, hence A, has a formula; no search ("variable projection"). (2) scipy's
-# `leastsq` knows no bounds. So it searches an angle x for each parameter, which is low + (high -
-# low) (sin(x) + 1) / 2 and never leaves low..high. (`least_squares` has bounds, in twice the time.)
+# `leastsq` knows no bounds. So it searches an angle x for each parameter, and the parameter is
+# low + (high - low) (sin(x) + 1) / 2. (`least_squares` has bounds, and takes twice the time.)
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""

@@ -41,7 +41,7 @@ def doubts(fit):
 def judge(fit, C):
     """The forecast for the mean of evaluations at C (k,), beyond the fitted ones.
     -> {verdict, reasons (sentences), fell, narrow, value, law, lo, hi, naive, line}: value is law
-    if usable, naive if narrow, else the middle of law, naive, line (results/public); lo, hi law"""
+    if usable, naive if narrow, else the middle of law, naive and line; lo and hi are law's"""
     law, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
     ends = line_at(fit.C, fit.R, C)
     line = float(np.clip(ends, 0, 1).mean())                  # told; the rule takes it as it is
