@@ -20,7 +20,7 @@ from tasks import Verifier, load_problems
 
 def make_run(config, trainer, folder):
     """A `Run`. trainer: a `Trainer`, or what stands for one in each process; folder: RunFolder."""
-    verifier = Verifier((config.think_open.strip() or "<think>", config.think_close))
+    verifier = Verifier(think_tags=(config.think_open.strip() or "<think>", config.think_close))
     problems = load_problems(config, trainer.tokenizer, verifier, folder.path / "gold.jsonl")
     sampler, eval_sampler = make_samplers(config, trainer, problems.prompt_tokens)
     if config.engine == "vllm":

@@ -85,9 +85,9 @@ def judged(text, gold, question=""):
         said = names and re.findall("(%s)[^\\w\0]{0,9}(?:is|are|was)?[^\\w\0]{0,9}\0" % "|".join(
             map(re.escape, names)), text.lower())
         order = said if sorted(said) == sorted(names) else names
-        if len(boxes) == len(names) > 1 and all(map(str.count, text.lower().split("\0"), order)):
-            found = dict(zip(order, boxes))  # the quotient is \boxed{7}, ...
-            boxes = [", ".join(f"{name} {found[name]}" for name in names)]
+        if len(boxes) == len(names) and all(map(str.count, text.lower().split("\0"), order)):
+            pairs = sorted(zip(order, boxes), key=lambda pair: names.index(pair[0]))
+            boxes = [", ".join(map(" ".join, pairs))]  # the quotient is \boxed{7}, ...
         else:
             boxes = [", ".join(islice(each, one.count("\0"))) for one in RE.boxes.findall(text)]
             if 1 < len(boxes) == gold.count(",") + 1 and not (
