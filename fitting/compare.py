@@ -4,8 +4,7 @@ import numpy as np
 from fit import FEW, SAME_A, THETA, interval
 from fitting.figures import span, with_interval
 
-NEAR = SAME_A + 1e-9        # .61 - .59 is above .02 in floating point
-WIDEST = 0.1                # of the interval of a difference of ceilings; a wider one tells nothing
+NEAR, WIDEST = SAME_A + 1e-9, 0.1       # .61 - .59 is above .02; a wider interval tells nothing
 
 
 def apart(name, a, b, laws=1):
@@ -25,8 +24,7 @@ def verdict(a, b):
 
 
 def compare_lines(curves, fits, refits):
-    """Ceilings against the first run's; then, if all are the same, steepness with the mean A, as B
-    means little without A. fits: {label: Fit}; refits: {label: fit_curve as asked}"""
+    """Ceilings against the first run's; if the same, B at their mean A: alone B means little."""
     (base, first), *others = fits.items()
     A, found = np.array([fit.A for fit in fits.values()]), set()
     yield f"ceilings, {A.mean():.3f} in the mean:"

@@ -97,7 +97,7 @@ def read_text(path):
 def read_table(path):
     """The rows of a table with a header; , separates cells, or ; or tab: then 0,5 is .5."""
     mark = max(",;\t", key=(lines := read_text(path).lstrip("\n").split("\n"))[0].count)
-    lines = [RE["quoted"].sub(lambda cell: cell[0].replace(",", ""), line) for line in lines]
+    lines = [RE["quoted"].sub(lambda x: x[0].replace(",", "").strip(), line) for line in lines]
     if mark != "," and any(map(RE["decimal"].search, lines)):         # 1.234,5
         lines = [re.sub(r"(?<=\d),(?=\d)", ".", RE["thousand"].sub("", line)) for line in lines]
     table = csv.DictReader(lines, delimiter=mark, skipinitialspace=True)
@@ -106,8 +106,10 @@ def read_table(path):
         raise BadInput(f"{path} has several columns {twice[0]}: give them names of their own")
     if long := [i for i, row in enumerate(rows, 2) if any(row.pop(None, ()))]:   # cells left over
         raise BadInput(f"{path}, row {long[0]} has more cells than the header (of 1,000 for 1000?)")
-    if "run" not in names and (kinds := [n for n in names if n and n.lower() in NAMES["runs"]]):
-        rows = [row | {"run": " ".join(str(row[n]) for n in kinds)} for row in rows]
+    kinds = [name for name in names if name and name.lower() in NAMES["runs"]
+             and 3 * len({row[name] for row in rows}) <= len(rows)]     # not a checkpoint's name
+    if "run" not in names and kinds:
+        rows = [row | {"run": " ".join(row[name] or "" for name in kinds).strip()} for row in rows]
     return rows
 
 
@@ -286,6 +288,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         raise BadInput(f"{spec!r} names one run twice: its noise would count as another seed's")
     for given, run in places:
         rows, path, more = read_rows(given)
+        more += ["rows without a run's name: left out"] * any(run and "run" not in r for r in rows)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         if path.suffix[-2:] == "sv" and not run and len({r["run"] for r in rows if "run" in r}) > 1:
             raise BadInput(f"{path} has several runs: TABLE:RUN names one, NAME=TABLE:* pools all")
@@ -307,8 +310,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
             names = names[names.index(metric(x_name)) + 1:]
         x, y = x or metric(x_name), y or metric(y_name)
         if not C.size:
-            raise BadInput("; ".join([
-                f"{path} has no evaluation with both {x_name} and {y_name}", *doubts]))
+            raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}; {doubts[0]}")
         more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
         notes += more + others + doubts
         mapped, graded = (lo, hi) != (0, 1), re.search("(?i)reward|score|return", y_name)

@@ -323,6 +323,11 @@ def test_a_column_of_methods_tells_runs_apart_and_seeds_are_pooled(tmp_path):
     assert curve.notes[0] == "--y is accuracy, by its name" and "repeats step 3" in curve.notes[1]
     with pytest.raises(BadInput, match="no run 'sac' in a column run: grpo, ppo"):
         readers.load(f"{path}:sac")
+    path.write_text(path.read_text().replace("algo,", "Run ,").replace("ppo,0,1,", ",0,1,"))
+    curve = readers.load(f"{path}:ppo")
+    assert sorted(curve.R) == [.3, .4, .4, .5, .6] and "without a run's name" in curve.notes[0]
+    path.write_text("model,step,acc\n" + "".join(f"ckpt-{i},{i},0.{i}\n" for i in range(1, 9)))
+    assert readers.load(str(path)).C.size == 8      # a checkpoint each
 
 
 def test_a_thousand_in_quotes_is_a_number(tmp_path):
