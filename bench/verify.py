@@ -147,19 +147,22 @@ def peers(folder, rng):
     print("| CPU ms a reward | |", *(f"{cost[name]:.1f} |" for name in graders))
 
 
+def boxed(paths):
+    """(gold answer, what the box holds, question) of texts in labelled sets that have one box."""
+    rows = [json.loads(line) for path in paths for line in path.open(encoding="utf-8")]
+    rows = [row[-3:] if row[0] in ("right", "wrong") else row[1:4] for row in rows]
+    return [(gold, *boxes, question) for gold, text, question in rows
+            if len(boxes := BOX.findall(text)) == 1 and boxes[0].strip()
+            and not re.search(r"(?i)answer|wins|\n|approx|possibly|boxed|it cannot", boxes[0])]
+
+
 def frames(rng, count=300):
     """Boxed answers of the labelled sets in other endings (frames.jsonl): how many of those that
     are paid in a plain box are refused in a frame, and of the others how many are paid there."""
     logging.disable(logging.CRITICAL)
     folder = ROOT / "bench" / "answers"
-    rows = [json.loads(line) for path in sorted(folder.glob("*.jsonl"))
-            if path.name not in ("frames.jsonl", "hack_paid.jsonl", "review.jsonl")
-            for line in path.open(encoding="utf-8")]
-    rows = [row[-3:] if row[0] in ("right", "wrong") else row[1:4] for row in rows]
-    rows = [(gold, *boxes, question) for gold, text, question in rows
-            if len(boxes := BOX.findall(text)) == 1 and boxes[0].strip()
-            and not re.search(r"(?i)answer|wins|\n|approx|possibly|boxed|it cannot", boxes[0])]
-    rows = rng.sample(rows, count)
+    rows = rng.sample(boxed(path for path in sorted(folder.glob("*.jsonl")) if path.name not in (
+        "frames.jsonl", "hack_paid.jsonl", "review.jsonl")), count)
     endings = [json.loads(line) for line in (folder / "frames.jsonl").open(encoding="utf-8")]
     for name, grader in {"ours": lambda text, gold, question: verify(
             text, gold, "math", question)[0] > 0, "Math-Verify": math_verify}.items():

@@ -232,7 +232,7 @@ def pick(rows, wanted, patterns, option, path):
         if found:
             return found[0], [f"{option} is {found[0]}, not {others}"] if others else []
     likely = [name for name in usual if re.search(LIKELY[option], name.lower())]
-    sure = [name for name in likely if not re.search("(?i)reward|return|train", name)]
+    sure = [name for name in likely if not RE["training"].search(name)]
     if len(sure) == 1 and not wanted:
         return sure[0], [f"{option} is {sure[0]}, by its name"]
     shown = ", ".join(name if name in numbers else f"{name} (text)"

@@ -82,9 +82,9 @@ def judged(text, gold, question=""):
     boxes, text = (pieces := BOX.split(text))[1::2], "\0".join(pieces[::2])
     if several:  # "\boxed{6} and \boxed{-6}"
         names, each = re.findall(r"(?:^|[,;] )(\([a-z]\)|[a-z]{3,}) ", gold), iter(boxes)
-        said = names and re.findall("(%s)[^\\w\0]{0,9}(?:is|are|was)?[^\\w\0]{0,9}\0" % "|".join(
+        near = names and re.findall("(%s)[^\\w\0]{0,9}(?:is|are|was)?[^\\w\0]{0,9}\0" % "|".join(
             map(re.escape, names)), text.lower())
-        order = said if sorted(said) == sorted(names) else names
+        order = near if sorted(near) == sorted(names) else names
         if len(boxes) == len(names) and all(map(str.count, text.lower().split("\0"), order)):
             pairs = sorted(zip(order, boxes), key=lambda pair: names.index(pair[0]))
             boxes = [", ".join(map(" ".join, pairs))]  # the quotient is \boxed{7}, ...

@@ -187,9 +187,9 @@ def record_problems(name, options):
         raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
     columns = dict(options)
     for role, usual in USUAL.items():
-        columns[role] = next((path for path in [options[role]] * bool(options[role]) or usual
-                              if any(column(r, path) is not None for r in (
-                                  records if options[role] else records[:9]))), None)
+        paths, seen = ([options[role]], records) if options[role] else (usual, records[:9])
+        columns[role] = next((path for path in paths if any(
+            column(r, path) is not None for r in seen)), None)
         if columns[role] is None:
             raise TaskError(f"task {name!r} has no column "
                             f"{options[role] or 'of a usual name for the ' + role}: it has "

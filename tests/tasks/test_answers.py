@@ -742,13 +742,10 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
 def test_an_answer_gets_the_same_reward_in_every_frame(verifier):
     """A frame is a way to end. Of 3,945 right answers 1,686 were refused in one of 27: an interval
     with a point behind it in a box, a time in a formula; $6 = 5$ was paid, \\boxed{6 = 5} not."""
-    rows = [json.loads(line) for part in ("thirteenth", "twentysecond", "twentythird", "wrong_mend")
-            for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
-    rows = [(row[-3:] if row[0] in ("right", "wrong") else row[1:4]) for row in rows]
-    rows = [(gold, boxes[0], question) for gold, text, question in rows
-            if len(boxes := answers.BOX.findall(text)) == 1 and boxes[0].strip()
-            and not re.search(r"(?i)answer|wins|\n|approx|possibly|boxed|it cannot|[a-z]{3}\.\s*\}",
-                              boxes[0])]
+    boxed = runpy.run_path(ROOT / "bench" / "verify.py")["boxed"]
+    rows = [row for row in boxed(FOLDER / f"{part}.jsonl" for part in (
+        "thirteenth", "twentysecond", "twentythird", "wrong_mend"))
+            if not re.search(r"(?i)[a-z]{3}\.\s*\}", row[1])]
     frames = [frame for writer, _, frame in map(
         json.loads, (FOLDER / "frames.jsonl").read_text().splitlines()) if writer == "ours"]
     items = [(frame.format(part), gold, "math", question)
