@@ -726,7 +726,7 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
     ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
     ("twentieth", 11, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0),
     ("twentythird", 7, 0), ("twentyfourth", 5, 0), ("twentyfifth", 8, 1),
-    ("twentysixth", 14, 3), ("review", 454, 45)])
+    ("twentysixth", 14, 3), ("review", 450, 45)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
