@@ -194,7 +194,7 @@ def is_answer(found, gold, asked):
         len(one.free_symbols) == 1 and all(isinstance(
             arg.args[0] if isinstance(arg, Abs) else arg, (Add, Mul, Number, Pow))
             for arg in one.args) for one in found.atoms(Rel))
-    return alike(side, wanted) or not (unsolved or any(
+    return hasattr(side, "args") and alike(side, wanted) or not (unsolved or any(
         alike(part, one)
         or type(worked_out(part)) is type(worked_out(one)) is not type(worked_out(wanted))
         and isinstance(wanted, Expr) and same(one, gold)
