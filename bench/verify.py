@@ -4,6 +4,7 @@
     python bench/verify.py --peers         our grader beside Math-Verify's and TRL's
     python bench/verify.py --peers --verl /tmp/verl/verl      and verl's four, from that folder
     python bench/verify.py --frames        the same answers, in other words: ours and Math-Verify
+    python bench/verify.py --classes       the same answers, in other notation: ours and Math-Verify
 
 TRL comes with make test; verl and what its graders need, without Ray, into a folder of their own:
 
@@ -179,6 +180,31 @@ def frames(rng, count=300):
                   f"({changed[plain, writer, place] / n:.2%})", flush=True)
 
 
+def pairs():
+    """{writer: [(label, gold answer, text, question)]} of classes.json: each right notation of an
+    answer against each other one as the gold answer, and what is nearly right against all."""
+    classes = json.loads((ROOT / "bench" / "answers" / "classes.json").read_text("utf-8"))
+    return {writer: [(label, gold, rf"So the answer is \boxed{{{part}}}.", each["question"])
+                     for each in rows for gold in each["right"] for label in ("right", "wrong")
+                     for part in each[label]] for writer, rows in classes.items()}
+
+
+def in_other_notation():
+    """How many of the `pairs` are judged wrongly."""
+    logging.disable(logging.CRITICAL)
+    with Verifier(workers=2) as verifier:
+        for writer, rows in pairs().items():
+            scores = verifier.score([(text, gold, "math", q) for _, gold, text, q in rows])
+            verdicts = {"ours": [reward > 0 for reward in scores.rewards],
+                        "Math-Verify": [math_verify(text, gold, q) for _, gold, text, q in rows]}
+            for name, paid in verdicts.items():
+                n = Counter(label for label, *_ in rows)
+                bad = Counter(row[0] for row, each in zip(rows, paid, strict=True)
+                              if bool(each) != (row[0] == "right"))
+                print(f"{name}, {writer} writer: {bad['right']} of {n['right']} right refused, "
+                      f"{bad['wrong']} of {n['wrong']} wrong paid", flush=True)
+
+
 def looking_for_reward(rng):
     """CPU time of our 2,000 texts, read and graded in this process, which begins as a worker does.
     As in a batch of a run, what comes again is graded once."""
@@ -201,6 +227,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peers", action="store_true", help="our grader beside others")
     parser.add_argument("--frames", action="store_true", help="the same answers in other endings")
+    parser.add_argument("--classes", action="store_true", help="the same, in other notation")
     parser.add_argument("--verl", help="the folder of an installed verl")
     options = parser.parse_args()
     rng = random.Random(options.seed)
@@ -208,6 +235,8 @@ def main():
         return peers(options.verl, rng)
     if options.frames:
         return frames(rng)
+    if options.classes:
+        return in_other_notation()
     looking_for_reward(random.Random(options.seed))
     print(f"{'what':<44} {'checks/s':>9}")
     with Verifier(workers=2) as verifier:

@@ -145,7 +145,9 @@ def formulas_of(question):
         question = re.sub(words, formula, question)
     found, rest = RE.formula.findall(question), RE.formula.sub(" $ ", question)
     found += [part for part in RE.piece.findall(rest) if RE.signed.search(part)]
-    return tuple(part for part in found if not RE.no_formula.search(part))
+    ordered = RE.sorted.search(question)
+    return tuple(part for part in found if not (
+        RE.no_formula.search(part) or ordered and "," in part))  # it asks for them in order
 
 
 def undeclared(text, marked, question, number, ratio, reading=False, whole=False):
@@ -252,7 +254,7 @@ def same_number(part, gold, question="", ratio=False):
         return False
     if abs(value - gold_value) * 10**9 <= abs(gold_value) * (gold_value.denominator > 10**9):
         # 1/6 for .16666666667; .05% for .05, also as a probability, and 7% of apples
-        if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
+        if percent != gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False
         return None if "^" in part.rpartition("=")[2] and "10" in question else True  # scientific
@@ -309,7 +311,7 @@ def same_moment(part, gold, question=""):
 
 def same_text(part, gold, question=""):
     """Whether a cleaned answer is right; None: ask Math-Verify, for which "der" is "red"."""
-    several, letters = (re.sub(r"\band\b|[\s,;、和]", "", RE.text.sub(r"\1", clean(one)))
+    several, letters = (re.sub(r"\band\b|[\s,;、和(){}\\]", "", RE.text.sub(r"\1", clean(one)))
                         for one in (gold, part))
     if re.fullmatch("(?=..)A?B?C?D?E?F?G?H?I?J?", several) and re.fullmatch("[A-J]+", letters):
         return "".join(sorted(letters)) == several  # "B, D" and BD
@@ -319,7 +321,7 @@ def same_text(part, gold, question=""):
         part = re.sub(r"\([a-j]\)(?!\w)", lambda one: one[0].upper(), part)
         part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, *re.findall("^([0-9]|[0-9A-Z]{2,})_", wanted))
-    if RE.sorted.search(question) or gold.count(":") > 1:  # the order counts
+    if RE.sorted.search(question) or clean(gold).count(":") > 1:  # the order counts
         found, right = ([(plain_number(one) or (one.strip(),))[0] for one in RE.item.split(side)]
                         for side in (part, clean(gold)))
         if found != right and set(found) == set(right):

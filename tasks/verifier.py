@@ -136,10 +136,7 @@ def expression(text, asked=()):
     variable = letter and (letter[1] in asked or letter[2] or answers.RE.variable.search(rest))
     text = whole if variable else rest
     found = reader()(f"${text}$", [config], "no_fallback", parsing_timeout=None)
-    name = getattr(found[0], "name", "") if found else ""
-    if len(name) > 2 and rf"\{name} " in whole:  # of "\triangle ABC" it reads "triangle" alone
-        return type(found[0])(whole)
-    return found[0] if found else None
+    return getattr(found[0], "as_immutable", lambda: found[0])() if found else None  # a matrix's
 
 
 def same(gold, found):
@@ -161,6 +158,9 @@ def same(gold, found):
             return bool(abs(a - b) > 1e-6 * (abs(a) + abs(b)))
     powers = {str(letter) for x in (gold, found) for power in x.atoms(exp)
               for letter in power.free_symbols if letter in gold.free_symbols}
+    own = [x.free_symbols - y.free_symbols for x, y in ((gold, found), (found, gold))]
+    if gold.has(pi) and [len(x) for x in own if {str(a) for a in x} <= {*"kmn"}] == [1, 1]:
+        found = found.xreplace(dict(zip(*own[::-1])))  # k\pi and n\pi
     i = I if "i" in powers else Symbol("i")  # e^{i\pi/3}; but i(2-i) is still to be worked out
     one, two = pair = [(x.as_dummy() if hasattr(x, "as_dummy") else x).xreplace({
         a: Rational(str(a)) if a.is_Float else i for a in x.atoms(Float, Symbol)
@@ -194,12 +194,10 @@ def is_answer(found, gold, asked):
         len(one.free_symbols) == 1 and all(isinstance(
             arg.args[0] if isinstance(arg, Abs) else arg, (Add, Mul, Number, Pow))
             for arg in one.args) for one in found.atoms(Rel))
-    return hasattr(side, "args") and alike(side, wanted) or not (unsolved or any(
-        alike(part, one)
-        or type(worked_out(part)) is type(worked_out(one)) is not type(worked_out(wanted))
-        and isinstance(wanted, Expr) and same(one, gold)
-        for part in (formula(found), side) if getattr(part, "args", ())  # a matrix has none
-        for one in map(formula, asked) if hasattr(one, "args")))
+    return alike(side, wanted) or not (unsolved or any(
+        alike(part, one) or isinstance(wanted, Expr) and type(worked_out(part)) is type(
+            worked_out(one)) is not type(worked_out(wanted)) and same(one, gold)
+        for part in (formula(found), side) if part.args for one in map(formula, asked)))
 
 
 class Verifier(contextlib.AbstractContextManager):

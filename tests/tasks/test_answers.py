@@ -723,14 +723,14 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
 
 @pytest.mark.days(4)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
-    ("fourth", 7, 0), ("fifth", 8, 0), ("sixth", 1, 1), ("seventh", 0, 0),
-    ("eighth", 11, 1), ("ninth", 1, 0), ("tenth", 3, 0), ("eleventh", 3, 0),
-    ("twelfth", 3, 0), ("thirteenth", 5, 1), ("fourteenth", 4, 0),
+    ("fourth", 6, 0), ("fifth", 7, 0), ("sixth", 1, 1), ("seventh", 0, 0),
+    ("eighth", 11, 1), ("ninth", 1, 0), ("tenth", 2, 0), ("eleventh", 2, 0),
+    ("twelfth", 3, 0), ("thirteenth", 4, 1), ("fourteenth", 4, 0),
     ("sentences", 19, 2), ("fifteenth", 100, 27), ("sixteenth", 17, 0),
-    ("seventeenth", 11, 0), ("eighteenth", 21, 0), ("nineteenth", 7, 0),
+    ("seventeenth", 11, 0), ("eighteenth", 20, 0), ("nineteenth", 7, 0),
     ("twentieth", 11, 1), ("twentyfirst", 2, 0), ("twentysecond", 6, 0),
-    ("twentythird", 7, 0), ("twentyfourth", 5, 0), ("twentyfifth", 7, 1),
-    ("twentysixth", 14, 3), ("twentyseventh", 1, 0), ("review", 447, 45)])
+    ("twentythird", 6, 0), ("twentyfourth", 5, 0), ("twentyfifth", 7, 1),
+    ("twentysixth", 12, 3), ("twentyseventh", 0, 0), ("review", 407, 47)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -741,6 +741,20 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
     assert counts == [refused, paid], bad
     page = (FOLDER / "README.md").read_text()
     assert re.search(rf"(?m)^\| {part}\b.* \| {refused}, {paid} \|$", page)
+
+
+@pytest.mark.days(4)
+@pytest.mark.parametrize(("writer", "refused", "paid"), [("first", 821, 10)])
+def test_classes_of_notation_are_judged_as_the_page_says(writer, refused, paid, verifier):
+    """Each notation of an answer against each other one as the gold answer: when the first 120
+    classes were new, 1,698 of 8,626 pairs were refused, and some ended the worker."""
+    rows = runpy.run_path(ROOT / "bench" / "verify.py")["pairs"]()[writer]
+    rewards = verifier.score([(text, gold, "math", q) for _, gold, text, q in rows]).rewards
+    counts = [sum(row[0] == kind and (r > 0) != (kind == "right") for row, r in zip(rows, rewards))
+              for kind in ("right", "wrong")]
+    assert counts == [refused, paid]
+    page = (FOLDER / "README.md").read_text()
+    assert re.search(rf"(?m)^\| {writer} writer\b.* \| {refused:,}, {paid} \|$", page)
 
 
 def test_an_answer_gets_the_same_reward_in_every_frame(verifier):
@@ -1414,6 +1428,15 @@ def test_the_quick_prediction_reads_what_the_full_one_reads(text, monkeypatch):
                          ids=lambda row: row[2])
 def test_the_example_of_a_spelling_is_true(row):
     assert answers.clean(row[2]) == row[3]
+
+
+def test_no_spelling_takes_exponential_time():
+    r"""A pattern with two \s* around an optional sign once took hours for 30 times "\mathbf{i} ".
+    Here it would not end: the suite ends such a test, with its name."""
+    units = {unit + end for row in answers.ROWS if len(row) == 4 and row[2] for end in ("", " ")
+             for unit in re.findall(r"\\[A-Za-z]+\s*(?:\{[^{}]*\})?|\w+|\W", row[2])}
+    for unit in sorted(units):
+        answers.clean.__wrapped__(unit * (answers.LONGEST_ANSWER // len(unit)))
 
 
 # ------------------------------------------------------------------------------------------------
