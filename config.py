@@ -33,18 +33,18 @@ class Config:
     task_options: dict = field(default_factory=dict)    # ours; JSON; of a mix {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
-    max_unusable: float = 0.02          # ours; a run is refused if more problems (answer not read,
-                                        # long prompt), or first values of your reward, are useless
+    max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems has
+                                        # no readable answer, a long prompt, a useless first reward
     instruction: str = ""               # ours; system message; without one, before the question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
-    think_close: str = "</think>"       # paper; the verifier reads what follows the last, else all
+    think_close: str = "</think>"       # paper; the verifier reads what follows the last (else all)
 
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 1000                   # ours; of the loop; the paper has thousands
-    eval_every: int = 100               # paper; steps; before each but step 0's a checkpoint (ours)
+    eval_every: int = 100               # paper; steps; a checkpoint before all but the first (ours)
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
@@ -91,8 +91,8 @@ class Config:
     eps_max: float = 5.0                # ours; CISPO's cap; the paper found 4, 5 and 8 alike
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; at 1 + this; dapo: 0.26 (`policy_loss`)
-    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler, even of
-                                        # bf16 operands (ours)
+    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler; products
+                                        # of bf16 numbers are summed in fp32 (ours)
 
     # -- optimizer (AdamW)
     lr: float = 5e-7                    # paper, constant after warm-up
@@ -100,7 +100,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); lost at 5e-7: 1 - 5e-9 is 1
+    weight_decay: float = 0.01          # paper; of all weights (ours); in fp32 lost: 1 - 5e-9 is 1
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Skip these at first (SAME_A, FEW: for fitting/). The first two are the paper's, others ours.
+# Skip these at first. SAME_A and A_STEP are the paper's, others ours; SAME_A, FEW: for fitting/.
 SAME_A = 0.02             # closer ceilings count as equal (A of the paper's three seeds: +-.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
@@ -48,7 +48,7 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0 and 1/2 at C_mid. (Not so the power law: it crosses R0 at C_mid, g(1) = 0.)
+# reached: 0 at C = 0, 1/2 at C_mid. (The power law crosses R0 at C_mid; for -inf has -1e150.)
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -103,8 +103,8 @@ class Search:
         return sum(bool(low < high) for low, high in (self.A_range, *self.box))
 
     def at(self, x, R, R0):
-        """x (2 or 3, ...): angles (trick 2) of C_mid, B and, if it is fitted, R0; "...": of one
-        candidate, or an array of them. Rewards R (n,).
+        """x (2 or 3, ...): angles (trick 2) of C_mid, B and R0, if it is fitted (the argument R0
+        is not used then). `solve` gives one, x (2,); `starts` a table, x (2, 48, 24). R (n,).
         -> theta, each (...): the best A, and B, C_mid, R0; and residuals (..., n)."""
         log_C_mid, log_B, *fitted = [low + (high - low) * (np.sin(angle) + 1) / 2
                                      for angle, (low, high) in zip(x, self.box)]
@@ -152,7 +152,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):     # as in a bisection: keep the part (52%) with the minimum
+        for _ in range(25):     # as in a bisection: keep the 52% that hold the minimum
             middle, step = (low + high) / 2, 0.02 * (high - low)
             lower = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(lower, low, middle - step), np.where(lower, middle + step, high)
@@ -199,7 +199,7 @@ class Replicates:
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds draws of `self.noise`."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:   # where k = n, seed 0 (of `replicates`) would repeat the draws that were fitted
+        if noise:   # k = n, seed 0 as in `replicates`: each curve would get its own noise again
             rng = np.random.default_rng((1, 1) if len(paths.T) == len(self.noise) else 0)
             paths = paths + rng.choice(self.noise, paths.shape)
         return paths
@@ -209,7 +209,7 @@ def widened(residual, parameters, least=NOISE):
     """Residuals (n,) of a fit with p parameters -> (n,), larger, to be drawn as noise. Factors:
 
     sqrt(n / (n - p))     degrees of freedom: a fit follows the noise, so its residuals are small
-    t / z                 the noise's size is estimated: Student's t, not normal (exact for 90%)
+    t / z                 the noise's size is estimated: Student's t, not normal (at 90%: exact)
     sqrt((1 + rho) / (1 - rho))   neighbors correlate (rho, AR(1)), so their means vary more than
                           those of independent draws. A fit lowers rho by about p / n: added back"""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
@@ -276,7 +276,7 @@ class Fit:
     B: float
     C_mid: float
     R0: float
-    R0_from: str              # "step 0" | "given" | "fitted" | "unused" (power law without these)
+    R0_from: str              # "step 0", "given", "fitted"; "unused": power law, none is known
     law: str
     n: int
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
@@ -311,7 +311,7 @@ class Fit:
         interval. The bootstrap alone is too narrow: no law is exact, no run smooth. So each
         replicate draws two standard normals, z1 and z2, and beyond the last fitted C there is added
         z1 LAW_ERROR (its rise since that C) + z2 RUN_ERROR (doublings of C since then). Ours, by
-        coverage of real runs (results/forecast). Of exact curves nearly all are inside."""
+        coverage of real runs (results/forecast). Too wide for a run that is exactly its law."""
         C, end = np.asarray(C, float), self.C[-1:]
         if self.no_interval:
             return np.empty((0, C.size))
@@ -343,7 +343,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                 which is cautious (an evaluation asks the same problems each time)
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), (0, 1) if R0 is fitted; equal numbers fix A
-    C_mid_nodes grid method: ascending; by default 400, from 1/10 (power: 1e-5) of the first C > 0
+    C_mid_nodes grid: ascending; else 400, from the first C > 0 / 10 (power: 1e5) to twice the last
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
@@ -380,7 +380,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     # The paper's grid gives theta alone. Intervals and rivals stay those of the free fit above.
     if method == "grid":
-        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .28: itself
+        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .28/.005>56
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(first / (1e5 if law == "power" else 10), 2 * last, 400)
@@ -390,16 +390,16 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), rivals)
     if fit.no_interval:     # a flat curve: every B and C_mid fits, and every A, if it is flat at R0
         risen = R0_from in ("step 0", "given") and R.mean() - R0 > 3 * pool[0].noise.std()
-        pool[0].draws[:, 1 if risen else 0: 3] = np.nan
+        pool[0].draws[:, int(risen):3] = np.nan             # of B, C_mid; of A, if it has not risen
     return fit
 
 
 # ------------------------------------------------------------------------------ 5. prediction
 # Three parameters fit any rising run: a small error on the fitted evaluations proves nothing. Two
-# forecasts without a law stand beside: the last value carried forward, and a line.
+# forecasts without a law stand beside: the mean of the last three, and a line (for fitting/).
 def line_at(C, R, C_at):
-    """The line in log C through the last half of the amounts of compute after step 0, three at
-    least, at C_at (k,) -> (k,); it may leave [0, 1]. It needs two amounts."""
+    """The line in log C through the last half of the amounts of compute after step 0, the last
+    three if these are more, at C_at (k,) -> (k,); it may leave [0, 1]. It needs two amounts."""
     amounts = np.unique(C[C > 0])                             # step 0 has no logarithm
     late = C >= amounts[-max(3, amounts.size // 2):][0]
     return np.polyval(np.polyfit(np.log(C[late]), R[late], 1), np.log(C_at))
@@ -410,7 +410,7 @@ def held_out(C, R, early):
     rest, and how well the naive forecast did: the last three fitted ones carried forward."""
     k = min(LAST, (C > early.C[-1]).sum())
     if not k:
-        raise BadInput(f"--until leaves nothing to predict: data end at {C[-1]:.3g}, shares at 1")
+        raise BadInput(f"--until leaves nothing to predict: data end at {C[-1]:.3g}, a share at 1")
     naive, measured, predicted = early.R[-3:].mean(), R[-k:].mean(), early.curve(C[-k:]).mean()
     # What is measured is the mean of k noisy evaluations.
     low, high = interval(early.futures(C[-k:], noise=True).mean(1))

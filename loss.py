@@ -73,7 +73,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     [True, True]
 
     These lines hold (T, V) logits: 10 GB for 16,384 tokens and a vocabulary of 152k. The code below
-    does not (engines/head.py). Autocast casts hidden and weight to its dtype; logits stay fp32."""
+    does not (engines/head.py). Under autocast the operands get its dtype here; logits stay fp32."""
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
     if not temperature > 0:
@@ -97,7 +97,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 
 
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
-    """(n, H), (V, H) -> (n, V) logits in the head's dtype, by the products of `token_logprobs`.
+    """(n, H), (V, H) -> (n, V) logits in the head's dtype, computed as in `token_logprobs`.
 
     For samplers: they need all V logits of a token. hidden and weight come in the computing dtype.
     Sampler and trainer must round alike, or the ratio is not 1 even without a lag."""
@@ -183,7 +183,7 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
         prompts, prompt_of = prompt_index.unique(return_inverse=True)  # (P,), (N,) in 0..P-1
         prompt_tokens = sample_tokens.new_zeros(len(prompts))
         prompt_tokens.index_add_(0, prompt_of, sample_tokens)
-        denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()  # .sum(): prompts of E_x
+        denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()  # .sum(): such prompts
     return mask.float() / denominator.clamp(min=1)[:, None]  # clamp: no 0/0 in rows without a token
 
 
@@ -212,7 +212,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                        "reinforce"  Â · log π: no ratio at all (ours)
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
     eps_low, eps_high  how far the ratio may move from 1 (cispo_masked, dppo: see above). gspo's is
-                       a geometric mean, close to 1: its scale is 1e-3 (paper), 0.2 would not clip.
+                       a geometric mean, close to 1: its scale is 1e-3 (paper): .2 would not clip.
     lags               (N, T) int, optional: each token's lag; gives statistics for each lag, too
     entropy            (N, T), optional: its mean, with the same weights, is one of the statistics
 
@@ -247,7 +247,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     elif loss == "dppo":
         moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # Where nothing is learned exp gets 0, not log ρ: exp(89) is inf, and inf · ~clipped is nan.
+        # Where nothing is learned exp gets 0, not log ρ: exp(89) is inf, and inf · 0 is nan.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss in ("grpo", "dapo", "gspo"):
         objective, clipped = _clipped(log_rho, A, 1 - eps_low, 1 + eps_high)
@@ -287,9 +287,9 @@ def _clipped(log_rho, A, low, high):
     >>> torch.equal(objective, _clipped(log_rho, A, 0.8, 1.2)[0])
     True
 
-    But e^89 is inf in fp32, and then PPO's gradient of a clipped token is 0 · inf = nan. So tokens
-    without a gradient get log ρ = 0 before `exp`. (Where Â < 0 PPO has no bound above: such a ratio
-    makes the loss inf, and the run stops.)"""
+    But e^89 is inf in fp32, and a clipped token's gradient is then nan: exp multiplies the 0 from
+    `minimum` by inf. So tokens without a gradient get log ρ = 0 before `exp`. (Where Â < 0 PPO has
+    no bound above: such a ratio makes the loss inf, and the run stops.)"""
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
     constant = clipped | (A == 0)           # terms of J without a gradient

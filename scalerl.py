@@ -6,7 +6,7 @@
 
 The model (the policy) answers prompts, G times each; a verifier marks each answer right or wrong. A
 step trains on the answers to P prompts. The advantage of an answer is its reward minus the mean
-reward of its prompt's answers, in units of a std. Training makes the answer's tokens more likely if
+reward of its prompt's answers, divided by a std. Training makes the answer's tokens more likely if
 its advantage is positive, less likely if it is negative. That is GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
@@ -14,7 +14,7 @@ its advantage is positive, less likely if it is negative. That is GRPO. ScaleRL 
                                 k = 8 steps after it was drawn, at the latest. The loss weighs it by
                                 the ratio π/μ, p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
-    3.2     loss.py             CISPO: the ratio is a weight with a cap, over which a token still
+    3.2     loss.py             CISPO: the ratio is a weight, at most ε_max; a token above it still
                                 learns (where Â > 0, PPO's clip takes its gradient); one std for the
                                 batch; tokens are averaged by prompt; fp32 logits in the sampler too
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
@@ -28,7 +28,7 @@ five files: this head, config.py, the rest of this file, loss.py, sampler.py, fi
 
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
 tokens of the longest output (shorter ones are padded on the right). The version of the weights is
-the number of optimizer steps taken; a step of the loop that has nothing to learn from takes none.
+the number of optimizer steps taken; a step of the loop without a token to train on takes none.
 A `Rollout` is one sample, with the log-prob and the version of every token."""
 
 if __name__ == "__main__":      # help, or a typo: before torch is imported, which takes seconds
@@ -109,10 +109,10 @@ class PipelinePacer:
     admission   A group may start while fewer than (k + 1) * P are outstanding: the steps on weights
                 s, s + 1, .. s + k are k + 1, and take P groups each. For one group more there would
                 be no step in time. (k = 0 is on-policy: the P groups of one step.)
-    a step      takes the P finished groups that started first (of a new run, whose first groups all
-                start at version 0, the quick ones). It waits if the groups left behind could not
-                all meet their deadlines at P a step, since quick groups have overtaken too many
-                slow ones. (Ours: the paper's trainer waits when it is k steps ahead.)
+    a step      takes, of the finished groups, the P that started first. (Of a new run, whose first
+                groups all start at version 0, these are the quick ones.) It waits if the groups
+                left behind could not all meet their deadlines at P a step: too many slow ones were
+                overtaken. (Ours: the paper's trainer waits when it is k steps ahead.)
 
     Nothing is dropped for being old."""
 
@@ -226,7 +226,7 @@ class Batch:
     """The samples of one optimizer step, a row each. A micro-batch is some of its rows."""
     rollouts: list[Rollout]             # N of them
     behavior_logprobs: torch.Tensor     # (N, T) log μ, as the sampler recorded it
-    lags: torch.Tensor                  # (N, T) the version now minus the token's (not in padding)
+    lags: torch.Tensor                  # (N, T) the version now minus the token's; padding: useless
     advantages: torch.Tensor            # (N,)   one for all tokens of a sample
     token_weights: torch.Tensor         # (N, T) share of each token in the loss; 0: not trained on
 
@@ -283,9 +283,9 @@ class Policy(torch.nn.Module):
         longest output; 0 for forced tokens and for padding."""
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: each prompt once, then its outputs without their last tokens, which
-        # predict nothing; attention keeps outputs apart (engines/packed.py). Of prompt [p q],
-        # outputs [a b] and [c] it is p q a. For targets a, b, c: predict is 1, 2, 1 (places in the
-        # row: q, a, q predict them); [sample, column], their places in the result, 00, 01, 10.
+        # predict nothing; attention keeps outputs apart (engines/packed.py). Of prompt [p q] and
+        # outputs [a b], [c]:    row      p q a    predict  1 2 1   places in the row of q, a, q
+        #                        targets  a b c    sample   0 0 1,  column 0 1 0: in the result
         pack = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens need no log-prob. O: all output tokens.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
@@ -304,10 +304,10 @@ class Policy(torch.nn.Module):
 class Trainer(TrainedModel):
     """The model, its optimizer, and a step of training. `TrainedModel` adds weights, save and load.
 
-    team    the processes that train together (scaleout/team.py). Of a single one, read `whole(x)`
-            and `mine(x, _)` as x (the largest first), `loss(f, ...)` as f(...), `finish(_, stats)`
-            as stats. Several share the micro-batches and add gradients; an error in `loss` waits
-            for `finish`. `begin` names a part of a step; it and `mine` raise Stopped at a stop."""
+    team    the processes that train together (scaleout/team.py). With one, `whole(x)` is x; so is
+            `mine(x, _)`, the largest first; `loss(f, ...)` is f(...), `finish(_, stats)` stats.
+            Several share the micro-batches and add gradients; an error in `loss` waits for `finish`
+            (the others do). `begin` names a part of a step; it and `mine` raise Stopped."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -322,7 +322,7 @@ class Trainer(TrainedModel):
         self.policy, self.optimizer = team.prepare(policy, optimizer)
 
     def update(self, rollouts, rewards, version):
-        """Update the weights. Returns (1, metrics) or, if there is nothing to learn, (0, metrics).
+        """Update the weights. Returns (1, metrics); (0, metrics): no token is left to train on.
 
         rollouts, rewards, version as in `make_batch`. Raises FloatingPointError when a log-prob,
         the loss or the gradient is not finite."""
@@ -433,7 +433,7 @@ class Run:
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
 
-        # The pacer counts from a group's start. This looks at every token, before any filter.
+        # The pacer's rule is about groups. This checks it for every token, before any filter.
         versions = [version for rollout in rollouts for version in rollout.versions]
         lag, mean_lag = self.version - min(versions), self.version - fmean(versions)
         assert lag <= self.pacer.largest_lag, f"lag {lag}, at most {self.pacer.largest_lag}"
@@ -507,7 +507,7 @@ class Run:
         right = torch.tensor(verdicts).view(-1, G) > 0                                  # (P, G)
         for group, row in zip(groups, right):
             self.curriculum.record(group.prompt_id, int(row.sum()), G)
-        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; an own reward above 0: right
+        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; your own: right if above 0
         if config.length_penalty:       # the paper's ablation: correct samples alone pay for length
             lengths = torch.tensor([sum(r.sampled) for r in rollouts]).float().view(-1, G)
             rewards += right * length_penalty(lengths, l_cache=config.length_penalty,
@@ -523,7 +523,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate(self):
-        """Answer the held-out prompts with another sampler; on vLLM training's samples go on."""
+        """Answer the held-out prompts with another sampler: training's samples stay as they are."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other draws than training's
@@ -553,7 +553,7 @@ class Run:
     def close(self):
         """However the run ended: no process stays behind, and no log line is lost."""
         with ExitStack() as stack:              # which closes all, whatever fails to close
-            for part in (self.folder, self.sampler, self.verifier):     # the last one first
+            for part in (self.folder, self.sampler, self.verifier):     # closed in reverse order
                 stack.callback(part.close)
 
 

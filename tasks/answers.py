@@ -211,8 +211,8 @@ def clean(part):
         return ", ".join(part.replace(r"\pm", sign) for sign in "+-")
     part = NUMBERS.get(RE.text.sub(r"\1", part).lower().replace("-", " "), part)
     names = list(map(RE.named.fullmatch, re.split(r",|\\text\s*\{\s*and\s*\}|\band\b", part)))
-    if all(names) and len({found[1] for found in names}) == len(names) > 1:
-        return f"({','.join(found[2] for found in sorted(names, key=lambda found: found[1]))})"
+    if all(names) and len({found["name"] for found in names}) == len(names) > 1:
+        return f"({','.join(one['value'] for one in sorted(names, key=lambda one: one['name']))})"
     return part[1:-1] if re.fullmatch(rf"\{{{ONE}\}}", part) else part  # {7}
 
 

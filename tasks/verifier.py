@@ -158,9 +158,9 @@ def same(gold, found):
             return bool(abs(a - b) > 1e-6 * (abs(a) + abs(b)))
     powers = {str(letter) for x in (gold, found) for power in x.atoms(exp)
               for letter in power.free_symbols if letter in gold.free_symbols}
-    own = [x.free_symbols - y.free_symbols for x, y in ((gold, found), (found, gold))]
-    if gold.has(pi) and [len(x) for x in own if {str(a) for a in x} <= {*"kmn"}] == [1, 1]:
-        found = found.xreplace(dict(zip(*own[::-1])))  # k\pi and n\pi
+    a, b = (getattr(x, "rhs", x).free_symbols for x in (gold, found))
+    if gold.has(pi) and len(a - b) == len(b - a) == 1 and {str(x) for x in a ^ b} <= {*"kmn"}:
+        found = found.xreplace(dict(zip(b - a, a - b)))  # k\pi and n\pi
     i = I if "i" in powers else Symbol("i")  # e^{i\pi/3}; but i(2-i) is still to be worked out
     one, two = pair = [(x.as_dummy() if hasattr(x, "as_dummy") else x).xreplace({
         a: Rational(str(a)) if a.is_Float else i for a in x.atoms(Float, Symbol)
