@@ -18,8 +18,8 @@ What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
  c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens: μ of the others is
-    larger, but the trainer's π is not cut. The mean ratio of the draws is then not 1, but what π
-    gives to all the kept tokens: 0.896, measured at top-p 0.8 on a small model.
+    larger, but the trainer's π is not cut. The mean ratio π/μ of the draws is then not 1, but the
+    sum of π over the kept tokens: 0.896, measured at top-p 0.8 on a small model.
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
 
@@ -193,7 +193,7 @@ class TransformersSampler:
         return self._release(ended) if ended else []
 
     def finished(self) -> list[Rollout]:
-        return []               # only vLLM's samplers go on between two calls of `step`
+        return []               # only servers go on between two calls of `step`
 
     def reseed(self, seed):
         self.random.manual_seed(seed)
@@ -244,14 +244,14 @@ class TransformersSampler:
                        device=self.device)
         # The sum need not be exactly 1. right=True: a token of probability zero is never drawn.
         token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)      # (n, 1)
-        token.clamp_(max=logits.shape[1] - 1)   # logits that are NaN give V; the trainer names them
+        token.clamp_(max=logits.shape[1] - 1)   # logits that are NaN give V; the trainer raises
         return token[:, 0], logprobs.gather(1, token)[:, 0]
 
     def _record(self, token, logprob):
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # p q r: phrase_left 3 2 1 is index -3 -2 -1 (0: p, not used)
+        if len(self.phrase):    # p q r: phrase_left 3 2 1 is index -3 -2 -1 (0: `where` drops it)
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is not used
             rows.phrase_left[:n] -= (~sampled).long()
@@ -294,7 +294,7 @@ class TransformersSampler:
                                           versions[i][:n], sampled[i][:n], interrupted[i]))
 
         n_left = len(self.running) - len(slots)
-        holes = [slot for slot in slots if slot < n_left]       # free ones among the first n_left
+        holes = [slot for slot in slots if slot < n_left]   # of 0-4 end 1 and 4: hole 1, mover 3
         movers = sorted({*range(n_left, len(self.running))} - {*slots})     # as many as holes
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]

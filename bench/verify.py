@@ -163,7 +163,7 @@ def frames(rng, count=300):
     logging.disable(logging.CRITICAL)
     folder = ROOT / "bench" / "answers"
     rows = rng.sample(boxed(path for path in sorted(folder.glob("*.jsonl")) if path.name not in (
-        "frames.jsonl", "hack_paid.jsonl", "review.jsonl")), count)
+        "frames.jsonl", "hack_paid.jsonl", "notation.jsonl", "review.jsonl")), count)
     endings = [json.loads(line) for line in (folder / "frames.jsonl").open(encoding="utf-8")]
     for name, grader in {"ours": lambda text, gold, question: verify(
             text, gold, "math", question)[0] > 0, "Math-Verify": math_verify}.items():

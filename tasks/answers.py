@@ -143,11 +143,10 @@ def formulas_of(question):
     """The formulas that a question shows, as LaTeX or, of numbers, as plain text."""
     for words, formula in WORDS["asked"].items():
         question = re.sub(words, formula, question)
+    question = RE.to_sort.sub(" ", question)
     found, rest = RE.formula.findall(question), RE.formula.sub(" $ ", question)
     found += [part for part in RE.piece.findall(rest) if RE.signed.search(part)]
-    ordered = RE.sorted.search(question)
-    return tuple(part for part in found if not (
-        RE.no_formula.search(part) or ordered and "," in part))  # it asks for them in order
+    return tuple(part for part in found if not RE.no_formula.search(part))
 
 
 def undeclared(text, marked, question, number, ratio, reading=False, whole=False):
@@ -254,7 +253,7 @@ def same_number(part, gold, question="", ratio=False):
         return False
     if abs(value - gold_value) * 10**9 <= abs(gold_value) * (gold_value.denominator > 10**9):
         # 1/6 for .16666666667; .05% for .05, also as a probability, and 7% of apples
-        if percent != gold_percent and (question or abs(value) < 1) and not RE.percent.search(
+        if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False
         return None if "^" in part.rpartition("=")[2] and "10" in question else True  # scientific
@@ -311,8 +310,8 @@ def same_moment(part, gold, question=""):
 
 def same_text(part, gold, question=""):
     """Whether a cleaned answer is right; None: ask Math-Verify, for which "der" is "red"."""
-    several, letters = (re.sub(r"\band\b|[\s,;、和(){}\\]", "", RE.text.sub(r"\1", clean(one)))
-                        for one in (gold, part))
+    several, letters = (re.sub(r"\band\b|[\s,;、和]|\\[{}]|\((?=[A-J]\))|(?<=\([A-J])\)", "",
+                               RE.text.sub(r"\1", clean(one))) for one in (gold, part))
     if re.fullmatch("(?=..)A?B?C?D?E?F?G?H?I?J?", several) and re.fullmatch("[A-J]+", letters):
         return "".join(sorted(letters)) == several  # "B, D" and BD
     wanted = word(gold)
@@ -327,7 +326,8 @@ def same_text(part, gold, question=""):
         if found != right and set(found) == set(right):
             return False
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
-    if asked and gold[:1] == "(" and re.match(r"\\\{\s*[^\s(]", part) or any(
+    if (asked or gold[:1] == "\\") and clean(gold)[:1] == "(" and re.match(
+            r"\\\{\s*[^\s(]", part) or any(
             one != two and sorted(one) == sorted(two) for one in names for two in asked):
         return False  # {1, 2} for (1, 2), or (b, a) = (1, 2), where (a, b) is asked
     sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [

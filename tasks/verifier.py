@@ -159,8 +159,8 @@ def same(gold, found):
     powers = {str(letter) for x in (gold, found) for power in x.atoms(exp)
               for letter in power.free_symbols if letter in gold.free_symbols}
     a, b = (getattr(x, "rhs", x).free_symbols for x in (gold, found))
-    if gold.has(pi) and len(a - b) == len(b - a) == 1 and {str(x) for x in a ^ b} <= {*"kmn"}:
-        found = found.xreplace(dict(zip(b - a, a - b)))  # k\pi and n\pi
+    if len(a - b) == len(b - a) == 1 and {"nu"} < {str(x) for x in a ^ b} <= {"nu", *"kmn"}:
+        found = found.xreplace(dict(zip(b - a, a - b)))  # k\pi where n\pi had an integer n
     i = I if "i" in powers else Symbol("i")  # e^{i\pi/3}; but i(2-i) is still to be worked out
     one, two = pair = [(x.as_dummy() if hasattr(x, "as_dummy") else x).xreplace({
         a: Rational(str(a)) if a.is_Float else i for a in x.atoms(Float, Symbol)
