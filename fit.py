@@ -48,7 +48,7 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0, 1/2 at C_mid. (The power law crosses R0 at C_mid; for -inf has -1e150.)
+# reached: 0 at C = 0, 1/2 at C_mid. (The power law crosses R0 at C_mid; -1e150 is its -inf.)
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -343,7 +343,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                 which is cautious (an evaluation asks the same problems each time)
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), (0, 1) if R0 is fitted; equal numbers fix A
-    C_mid_nodes grid: ascending; else 400, from the first C > 0 / 10 (power: 1e5) to twice the last
+    C_mid_nodes grid: ascending; else 400, from (first C > 0) / 10 (power: 1e5) to twice the last
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
@@ -380,7 +380,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     # The paper's grid gives theta alone. Intervals and rivals stay those of the free fit above.
     if method == "grid":
-        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .28/.005>56
+        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .28: not 57
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(first / (1e5 if law == "power" else 10), 2 * last, 400)

@@ -306,8 +306,8 @@ class Trainer(TrainedModel):
 
     team    the processes that train together (scaleout/team.py). With one, `whole(x)` is x; so is
             `mine(x, _)`, the largest first; `loss(f, ...)` is f(...), `finish(_, stats)` stats.
-            Several share the micro-batches and add gradients; an error in `loss` waits for `finish`
-            (the others do). `begin` names a part of a step; it and `mine` raise Stopped."""
+            Several share the micro-batches and add gradients; `finish`, which all reach, raises an
+            error of `loss`. `begin` names a part of a step; it and `mine` raise Stopped."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -523,7 +523,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate(self):
-        """Answer the held-out prompts with another sampler: training's samples stay as they are."""
+        """Answer the held-out prompts with another sampler; on servers training's samples go on."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other draws than training's
