@@ -20,9 +20,10 @@ LONGEST_TEXT = 10_000  # of what follows the thinking its end is read, within .1
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 RE = SimpleNamespace()  # RE.declared: the pattern "declared" of that file, with the parts it names
+filled = functools.partial(  # a regular expression with the parts that it names
+    re.sub, "|".join(WORDS["parts"]), lambda name: getattr(RE, name[0]).pattern)
 for key, text in (WORDS["parts"] | WORDS["patterns"]).items():
-    setattr(RE, key, re.compile(re.sub("|".join(WORDS["parts"]), lambda name: getattr(
-        RE, name[0]).pattern, text), re.I | re.M))
+    setattr(RE, key, re.compile(filled(text), re.I | re.M))
 NUMBERS = dict(row.rsplit(" ", 1) for row in WORDS["numbers"].split(", "))
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
@@ -33,10 +34,8 @@ BOX = re.compile(rf"\\(?:boxed|fbox|framebox)\s*\{{({INSIDE})\}}", re.S)
 
 ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").read_text(
     "utf-8").split("\n") if row and not row.startswith("#")]  # pattern, replacement, example, ...
-ONE = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)"  # what braces hold, two deep
 SIGNS = str.maketrans({row[0]: row[1] for row in ROWS if len(row[0]) == 1})
-SPELLINGS = [(re.compile(row[0].replace("ONE", ONE).replace("WORDS", RE.TEXT.pattern).replace(
-    "BOUND", RE.BOUND.pattern)), row[1]) for row in ROWS if len(row[0]) > 1]
+SPELLINGS = [(re.compile(filled(row[0])), row[1]) for row in ROWS if len(row[0]) > 1]
 SPELLINGS.append((  # 0.1\overline{6} = 15/90
     re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?([0-9]+)\}?"), lambda m: (
         rf"\frac{{{int(m[1] + m[2] + m[3]) - int(m[1] + m[2] or 0)}}}"
@@ -212,7 +211,7 @@ def clean(part):
     names = list(map(RE.named.fullmatch, re.split(r",|\\text\s*\{\s*and\s*\}|\band\b", part)))
     if all(names) and len({found["name"] for found in names}) == len(names) > 1:
         return f"({','.join(one['value'] for one in sorted(names, key=lambda one: one['name']))})"
-    return part[1:-1] if re.fullmatch(rf"\{{{ONE}\}}", part) else part  # {7}
+    return part[1:-1] if re.fullmatch(rf"\{{{RE.ONE.pattern}\}}", part) else part  # {7}
 
 
 def bare(part, ratio=False):
