@@ -123,7 +123,7 @@ def judged(text, gold, question=""):
     found = [each for part in found for each in (RE.either.split(part) if number else [part])]
     found = list(dict.fromkeys(found))
     if len(found) > MOST_ANSWERS or RE.not_boxed.search(text) or RE.supposed.search(marked) or any(
-            other_unit(part[:LONGEST_ANSWER], gold, question) for part in beside):
+            other_unit(part[:LONGEST_ANSWER], gold, question) for part in {*beside}):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box
         found = [BOX.sub(r" \1 ", part) for part in found]
