@@ -23,7 +23,7 @@ RE = SimpleNamespace()  # RE.declared: the pattern "declared" of that file, with
 filled = functools.partial(  # a regular expression with the parts that it names
     re.sub, "|".join(WORDS["parts"]), lambda name: getattr(RE, name[0]).pattern)
 for key, text in (WORDS["parts"] | WORDS["patterns"]).items():
-    setattr(RE, key, re.compile(filled(text), re.I | re.M))
+    setattr(RE, key, re.compile(filled("".join(text)), re.I | re.M))
 NUMBERS = dict(row.rsplit(" ", 1) for row in WORDS["numbers"].split(", "))
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
