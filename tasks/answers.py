@@ -295,16 +295,17 @@ def other_unit(part, gold, question):
 
 
 def same_moment(part, gold, question=""):
-    """Whether a time or date is right, as it is written; "4:20" and, of 12 hours, "4:20 PM" too."""
+    """Whether a time or date is right, as it is written, 16:20 as 4:20 PM; of 12 hours as 4:20."""
     half = "am" if RE.clock.search(f"{question} {gold}") else ""
     found, wanted = (RE.date.sub(r"\2\3 \1", RE.no_date.sub(
-        "", RE.hour.sub(r"\1:00", RE.text.sub(r" \1", one))).lower()) for one in (part, gold))
+        "", RE.hour.sub(lambda t: f"{t[1]}:00" if t[1] else f"{int(t[2]) - 12}:{t[3]} pm",
+                        RE.text.sub(r" \1", one))).lower()) for one in (part, gold))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) *([ap]m)?", wanted)):
         return found.split() == wanted.split()
     said = re.findall("([0-9]+:[0-9]+) *([ap]m)?", found)
-    rest = found.replace(time[1], "", 1)
-    return len(said) == 1 and said[0] in ((time[1], ""), (time[1], time[2] or half or said[0][1])) \
-        and not re.search(r"[0-9=\\$]|\b(?:or|not?|and|but|except)\b", rest)
+    return len(said) == 1 and said[0] in (
+        (time[1], half and time[2] or ""), (time[1], time[2] or half or said[0][1])
+    ) and not re.search(r"[0-9=\\$]|\b(?:or|not?|and|but|except)\b", found.replace(time[1], "", 1))
 
 
 def same_text(part, gold, question=""):
