@@ -59,8 +59,7 @@ def log_step(run, groups, rewards, log, watch):
         "tokens/generated": run.generated,
         "off_policy/in_flight": run.sampler.in_flight,
         "off_policy/outstanding": len(run.pacer.groups),
-        "curriculum/epoch": run.curriculum.epoch,
-        "curriculum/active": len(run.curriculum.active),
+        "curriculum/epoch": run.curriculum.epoch, "curriculum/active": len(run.curriculum.active),
         "curriculum/retired": len(run.problems.train) - len(run.curriculum.active),
         **{f"time/{part}_s": s for part, s in seconds.items()}, "time/step_s": watch.total,
         "throughput/generated_tok_s":
@@ -115,8 +114,7 @@ def log_evaluation(run, rollouts, correct, mean_at_k, held_out, metrics, seconds
     run.folder.append(
         "evals.jsonl", {"step": run.step, "version": run.version} | run.compute.log() | rates | {
             "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),
-            "eval/mean_length": fmean([len(r.output_ids) for r in rollouts]),
-            "held_out": held_out}
+            "eval/mean_length": fmean([len(r.output_ids) for r in rollouts]), "held_out": held_out}
         # Answers that could not be verified count as wrong, so their share is logged as well.
         | {f"eval/{name}": share for name, share in metrics.items() if name.startswith("verifier/")}
         # Of servers: what they did meanwhile, which is not the next step's.

@@ -45,13 +45,15 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
 def by_choice(text, gold, question):
     """What `judged` returns, where the question shows the gold answer as the letter or the value of
     a choice, and the text gives the other one: "C" for 9, 9 for "C". Else None."""
-    for pair in RE.choices.findall(RE.gap.sub(" ", RE.text.sub(r"\1", question))):
+    choices = dict(RE.choices.findall(RE.gap.sub(" ", RE.text.sub(r"\1", question))))
+    for pair in choices.items():
         for one, other in (pair, pair[::-1]):
             if clean(one) == clean(gold):
                 parts, right = judged(text, other)
                 part = RE.text.sub(r"\1", parts[0]) if parts else ""
-                if (both := RE.lettered.fullmatch(part)) and both[1] != pair[0]:
-                    return parts, [False]  # (D) 9, where C is 9
+                both, others = RE.lettered.fullmatch(part), {*choices.items()} - {pair}
+                if both and (both[1] != pair[0] or clean(both[2]) in [clean(x) for _, x in others]):
+                    return parts, [False]  # (D) 9, where C is 9, or (C) 8, where D is 8
                 found = judged(rf"\boxed{{{both[2]}}}", pair[1], question) if both else (
                     parts, [{*right} == {True} or parts == [clean(other)]])  # the latter: a formula
                 if both and one == pair[1] or found[1] == [True] and (
@@ -118,8 +120,7 @@ def judged(text, gold, question=""):
         found = [said[said.lastindex] if wanted.isalpha() and (
             said := reading.fullmatch(RE.text.sub(r"\1", part))) and word(part) != wanted
             else not RE.denied.match(part) and ", ".join(
-                RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
-            for part in found]
+                RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part for part in found]
     found = [each for part in found for each in (RE.either.split(part) if number else [part])]
     found = list(dict.fromkeys(found))
     if len(found) > MOST_ANSWERS or RE.not_boxed.search(text) or RE.supposed.search(marked) or any(
@@ -168,7 +169,7 @@ def undeclared(text, marked, question, number, ratio, reading=False, whole=False
     text = alone if last and (before or last)[0] == last[0] else f"{above}\n{alone}"
     while (again := RE.again.search(text)) and re.search(rf"(?<![0-9.]){again[1]}\b", question):
         text = text[: again.start()]  # "15 primes below 50", where 50 is the question's
-    found = RE.last_number.search(bare(text, ratio))
+    found = not RE.both.search(text) and RE.last_number.search(bare(text, ratio))
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
     ends = bold or not RE.hedged.search(sentence) and RE.ends.fullmatch(sentence)

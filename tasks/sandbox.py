@@ -115,9 +115,8 @@ def same_output(found, expected):
     """Whether two texts agree word by word: 3.0 is 3 (LiveCodeBench); decimals to six digits."""
     found, expected = found.split(), expected.split()
     try:
-        return len(found) == len(expected) and all(
-            f == e or Decimal(f) == Decimal(e)
-            or "." in e and math.isclose(float(f), float(e), rel_tol=1e-6, abs_tol=1e-8)
+        return len(found) == len(expected) and all(f == e or Decimal(f) == Decimal(e) or (
+            "." in e and math.isclose(float(f), float(e), rel_tol=1e-6, abs_tol=1e-8))
             for f, e in zip(found, expected))
     except (ValueError, ArithmeticError):
         return False

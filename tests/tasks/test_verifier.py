@@ -275,7 +275,7 @@ TAILS = (
      ")", r"\right)", " km/h", r"\text{ (approx)}", " square feet", "th", "...", r"\quad"],
     ["x", " x", "xy", " xy", "ab", " ab", "abc", r"\pi", r"\,\pi", " pi", "i", "e", "k", " t", " n",
      r"\text{ x}", "-x", " - x", " + x", "+3", " - 3", "!", "^2", "^{3}", r"\cdot 2", r"\cdot x",
-     r" \times 10^2", r" \times 10^{3}", "_2", "_{10}", "(x+1)", "(3)", "x^2", r"\sqrt{2}", " > x",
+     r" \times 10^2", r" \times 10^{3}", "_2", "_{3}", "(x+1)", "(3)", "x^2", r"\sqrt{2}", " > x",
      " < x", r"\text{ or }800000", " or 800000", ", 800000", ", x", "/x", "/h", r" \pmod{5}",
      r"\mod 5", r"\text{ hours and }30\text{ minutes}", r"\alpha", r"\infty", r"\ldots"],
 )  # fmt: skip
