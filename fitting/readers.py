@@ -66,7 +66,7 @@ def read_rows(path):
         rows = read_table(path)
     elif suffix in (".json", ".jsonl", ".ipynb") or '{"' in (text := read_text(path))[:5]:
         rows, notes = read_jsonl(path)
-    elif not (rows := read_console(text)):
+    elif not (rows := read_console(text) or RE["header"].match(text) and read_table(path)):
         raise BadInput(f"{path} has no line `step:1 - a:1`, `{{'a': 1}}`, `Step 1 | Reward: 0.5`")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds values that are not JSON objects")
@@ -152,7 +152,7 @@ def read_console(text):
                     first = {re.sub("^test_s", "val/test_s", name): row[name] for name in row}
                 elif isinstance(row, dict):
                     dicts.append({"step": found[1]} | row if found[1] else row)
-        elif (found := RE["plain"].search(line)) and re.search(r"(?i)reward|acc\b|accuracy", line):
+        elif (found := RE["plain"].search(line)) and re.search(r"(?i)reward|acc(\b|u)|suc", line):
             plain.append(dict(RE["cell"].findall(line[found.end():])) | {"step": found[1]})
     return lines or max(dicts, plain, key=lambda r: "reward" in str(r).lower() or len(r) / 1e9)
 

@@ -815,6 +815,26 @@ def test_plain_lines_with_a_step_and_a_reward_are_read(tmp_path):
             readers.load(str(log), y="Reward")
 
 
+def test_a_table_of_any_name_a_folder_of_lightning_and_a_printed_success_rate_are_read(tmp_path):
+    """A table is known by its header and a number in its second row; prose and a log are none."""
+    steps, rates = [0, 10, 20, 30], [.1, .25, .375, .5]
+    table = "step,val_acc\n" + "".join(f"{s},{r}\n" for s, r in zip(steps, rates))
+    folder = tmp_path / "lightning_logs" / "version_0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text(table)
+    (tmp_path / "table.txt").write_text(table.replace(",", "\t"))
+    (tmp_path / "printed.log").write_text("".join(
+        f"Iteration {s}: success rate = {100 * r}%\n" for s, r in zip(steps, rates)))
+    for name in ("table.txt", "lightning_logs", "printed.log"):
+        curve = readers.load(str(tmp_path / name))
+        assert curve.C.tolist() == steps and curve.R == pytest.approx(rates), name
+    for text in ("dear reader, this\nis 1, or 2, words\n", "start, now\n12 done, ok\n",
+                 "a: 1, b\nc, 2\n"):
+        (tmp_path / "prose.txt").write_text(text)
+        with pytest.raises(BadInput, match="has no line"):
+            readers.load(str(tmp_path / "prose.txt"))
+
+
 def test_a_json_file_of_columns_is_read_and_columns_of_other_lengths_are_not_paired(tmp_path):
     """The history that a loop of one's own dumps; an evaluation each tenth step is no column."""
     path = tmp_path / "history.json"
