@@ -162,8 +162,9 @@ def frames(rng, count=300):
     are paid in a plain box are refused in a frame, and of the others how many are paid there."""
     logging.disable(logging.CRITICAL)
     folder = ROOT / "bench" / "answers"
-    rows = rng.sample(boxed(path for path in sorted(folder.glob("*.jsonl")) if path.name not in (
-        "frames.jsonl", "hack_paid.jsonl", "notation.jsonl", "review.jsonl")), count)
+    others = "borders frames hack_paid notation review".split()
+    rows = rng.sample(boxed(path for path in sorted(folder.glob("*.jsonl"))
+                            if path.stem not in others), count)
     endings = [json.loads(line) for line in (folder / "frames.jsonl").open(encoding="utf-8")]
     for name, grader in {"ours": lambda text, gold, question: verify(
             text, gold, "math", question)[0] > 0, "Math-Verify": math_verify}.items():

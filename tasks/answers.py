@@ -45,14 +45,14 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
 def by_choice(text, gold, question):
     """What `judged` returns, where the question shows the gold answer as the letter or the value of
     a choice, and the text gives the other one: "C" for 9, 9 for "C". Else None."""
-    choices = dict(RE.choices.findall(RE.gap.sub(" ", RE.text.sub(r"\1", question))))
-    for pair in choices.items():
+    choices = RE.choices.findall(RE.gap.sub(" ", RE.text.sub(r"\1", question)))
+    for pair in choices:
         for one, other in (pair, pair[::-1]):
-            if clean(one) == clean(gold):
+            if clean(one) in (clean(gold), RE.text.sub(r"\1", clean(gold))):
                 parts, right = judged(text, other)
                 part = RE.text.sub(r"\1", parts[0]) if parts else ""
-                both, others = RE.lettered.fullmatch(part), {*choices.items()} - {pair}
-                if both and (both[1] != pair[0] or clean(both[2]) in [clean(x) for _, x in others]):
+                both, others = RE.lettered.fullmatch(part), [x for a, x in choices if a != pair[0]]
+                if both and (both[1] != pair[0] or clean(both[2]) in map(clean, others)):
                     return parts, [False]  # (D) 9, where C is 9, or (C) 8, where D is 8
                 found = judged(rf"\boxed{{{both[2]}}}", pair[1], question) if both else (
                     parts, [{*right} == {True} or parts == [clean(other)]])  # the latter: a formula
@@ -76,13 +76,13 @@ def judged(text, gold, question=""):
     text = RE.explained.sub("<answer>", RE.corrected.sub("", text)) if plain_number(gold) else text
     text = RE.tagged.sub(r"\\boxed{\1}", text)
     text = RE.field.sub(lambda x: r"\boxed{%s}" % x[1].strip('"').replace(r"\\", "\\"), text)
-    several = re.search(r",|\\pm|\bor\b", gold) and not plain_number(gold)
+    several = re.search(r"[,;]|\\pm|\bor\b|\(b\)", gold) and not plain_number(gold)
     if several:  # of bullets at the end, and of boxes, one list
         text = RE.named_box.sub(r"\2\1", text) if RE.named_box.findall(text)[1:] else text
         text = RE.bullets.sub(lambda list_: RE.bullet.sub(", ", list_[0]).strip(", \n"), text)
     boxes, text = (pieces := BOX.split(text))[1::2], "\0".join(pieces[::2])
     if several:  # "\boxed{6} and \boxed{-6}"
-        names, each = re.findall(r"(?:^|[,;] )(\([a-z]\)|[a-z]{3,}) ", gold), iter(boxes)
+        names, each = re.findall(r"(?:^|[,;] | (?=\())(\([a-z]\)|[a-z]{3,}) ", gold), iter(boxes)
         near = names and re.findall("(%s)[^\\w\0]{0,9}(?:is|are|was)?[^\\w\0]{0,9}\0" % "|".join(
             map(re.escape, names)), text.lower())
         order = near if sorted(near) == sorted(names) else names
@@ -242,7 +242,7 @@ def plain_number(part, ratio=False):
 
 def same_number(part, gold, question="", ratio=False):
     """Whether a text is right, for a gold answer of plain_number; None: ask Math-Verify."""
-    if not (found := plain_number(RE.remainder.sub(r"\1", part), ratio)):
+    if not (found := plain_number(RE.remainder.sub(r"\1", RE.point.sub(r"\1.", part)), ratio)):
         return None if not gold[1] and RE.constant.fullmatch(
             RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
@@ -297,10 +297,10 @@ def other_unit(part, gold, question):
 
 def same_moment(part, gold, question=""):
     """Whether a time or date is right, as it is written, 16:20 as 4:20 PM; of 12 hours as 4:20."""
-    half = "am" if RE.clock.search(f"{question} {gold}") else ""
-    found, wanted = (RE.date.sub(r"\2\3 \1", RE.no_date.sub(
-        "", RE.hour.sub(lambda t: f"{t[1]}:00" if t[1] else f"{int(t[2]) - 12}:{t[3]} pm",
-                        RE.text.sub(r" \1", one))).lower()) for one in (part, gold))
+    half = "am" if RE.clock.search(f"{question} {gold}\0{gold}") else ""
+    found, wanted = (RE.date.sub(r"\2\3 \1", RE.no_date.sub("", RE.hour.sub(
+        lambda t: f"{t[1]}:00" if t[1] else f"{int(t[2]) - 12}:{t[3]} pm" if RE.late.search(gold)
+        else t[0], RE.text.sub(r" \1", one))).lower()) for one in (part, gold))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) *([ap]m)?", wanted)):
         return found.split() == wanted.split()
     said = re.findall("([0-9]+:[0-9]+) *([ap]m)?", found)
@@ -326,7 +326,7 @@ def same_text(part, gold, question=""):
                         for side in (part, clean(gold)))
         if found != right and set(found) == set(right):
             return False
-    names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
+    names, asked = RE.letters.findall(part.partition("=")[0]), RE.pair.findall(question)
     if (asked or gold[:1] == "\\") and clean(gold)[:1] == "(" and re.match(
             r"\\\{\s*[^\s(]", part) or any(
             one != two and sorted(one) == sorted(two) for one in names for two in asked):
