@@ -1449,7 +1449,7 @@ def test_no_spelling_takes_exponential_time():
 @pytest.mark.days(4)
 def test_no_text_is_read_in_exponential_time():
     r"""A branch for the third of "..." beside one for a period before a letter once took 9 s for 26
-    dots, and hours for a line of them. As above; 400 characters are the end that `trailing` sees."""
+    dots, and hours for a line of them. As above; `trailing` sees the last 400 characters."""
     units = {*"0 1 a A . , ; : ! ? - + = | ~ * _ # ( ) [ ] { } $ / < > ^ & % \\ ' \" é 是 ∞".split(),
              *re.findall(r"(?<![\\\w])[A-Za-z]{2,}", str(answers.WORDS["patterns"])), "\n", "...",
              "(1,...,n)", "$x_1,...,x_n$,", r"\boxed{5}", r"\text{a}", r"\sqrt{2}", "x = 1", "3/4",
