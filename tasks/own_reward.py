@@ -17,6 +17,7 @@ from pathlib import Path
 
 FUNCTIONS = ("reward", "reward_func")  # the names are also the problems' kinds
 TOLD = set()  # what this process has already complained about
+HINT = {"reward_func": "completions are texts, or messages where \"prompt\" is a list of messages"}
 
 
 class TaskError(ValueError):
@@ -89,7 +90,7 @@ def judge(name, packed, text):
             (value,) = run_file(path)[name](**columns)
         value = value.item() if hasattr(value, "item") else value  # NumPy's, torch's
     except Exception as error:  # whatever it is, it is one answer's: the run goes on
-        tell(path, type(error).__name__, traceback.format_exc())
+        tell(path, type(error).__name__, traceback.format_exc() + HINT.get(name, ""))
         return "error"
     if not isinstance(value, int | float) or not -1 <= value <= 1:  # nan neither
         tell(path, type(value).__name__, f"{reprlib.repr(value)} is no reward from -1 to 1")

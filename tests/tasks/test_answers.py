@@ -180,6 +180,9 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         ("7 * is", "7", False), ("7 or", "7", False), ("7 =", "7", False), ("x+1 is", "x+1", False),
         ("7 -", "7", False), ("** 7 **", "7", True),
         ("50%", "50", True), (r"50\%", "1/2", True), ("12 + 34 - 5", "41", False),
+        ("16:20", "4:20 p.m.", True), ("4:20 PM", "16:20", True), ("4:20", "16:20", False),
+        ("16:20", "4:20", False), ("42_{10}", "42", True), ("62,5", "62.5", True),
+        ("62,5", "62, 5", True), ("3:1", "3", False), ("(B) 54", "C", False),
     ],
 )  # fmt: skip
 def test_a_case_where_graders_differ_is_decided_as_written(answer, gold, right):

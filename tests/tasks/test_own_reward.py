@@ -213,6 +213,15 @@ def test_to_a_prompt_of_messages_a_trl_function_gets_a_message_as_trl_has_it(fil
     assert reasons(problems, ["it", "no"])[0] == ["correct", "wrong"]
 
 
+def test_a_trl_function_that_wants_messages_is_told_how_to_get_them(file, capfd):
+    """TRL's own examples read completion[0]["content"]; to a prompt of text it is a text."""
+    _, problems = file("""problems = [{"prompt": "q"}]
+def reward_func(completions, **columns): return [float("5" in c[0]["content"]) for c in completions]
+""")
+    assert reasons(problems, ["5"], workers=1)[0] == ["error"]
+    assert 'messages where "prompt" is a list of messages' in capfd.readouterr().err
+
+
 def test_what_never_ends_or_ends_its_process_is_told_once_by_the_trainer(file, capfd):
     """Each late answer costs its deadline: without a word a run would only be slow."""
     path, problems = file("import os, time\n" + PROBLEM + "def reward(problem, text):\n"
