@@ -52,7 +52,8 @@ def by_choice(text, gold, question):
                 parts, right = judged(text, other)
                 part = RE.text.sub(r"\1", parts[0]) if parts else ""
                 both, others = RE.lettered.fullmatch(part), [x for a, x in choices if a != pair[0]]
-                if both and (both[1] != pair[0] or clean(both[2]) in map(clean, others)):
+                if both and (both[1] != pair[0] or both.groups() not in choices
+                             and clean(both[2]) in map(clean, others)):
                     return parts, [False]  # (D) 9, where C is 9, or (C) 8, where D is 8
                 found = judged(rf"\boxed{{{both[2]}}}", pair[1], question) if both else (
                     parts, [{*right} == {True} or parts == [clean(other)]])  # the latter: a formula
@@ -76,7 +77,7 @@ def judged(text, gold, question=""):
     text = RE.explained.sub("<answer>", RE.corrected.sub("", text)) if plain_number(gold) else text
     text = RE.tagged.sub(r"\\boxed{\1}", text)
     text = RE.field.sub(lambda x: r"\boxed{%s}" % x[1].strip('"').replace(r"\\", "\\"), text)
-    several = re.search(r"[,;]|\\pm|\bor\b|\(b\)", gold) and not plain_number(gold)
+    several = re.search(r",|;.*\w$|\\pm|\bor\b|^\(a\).* \(b\)", gold) and not plain_number(gold)
     if several:  # of bullets at the end, and of boxes, one list
         text = RE.named_box.sub(r"\2\1", text) if RE.named_box.findall(text)[1:] else text
         text = RE.bullets.sub(lambda list_: RE.bullet.sub(", ", list_[0]).strip(", \n"), text)
@@ -242,7 +243,8 @@ def plain_number(part, ratio=False):
 
 def same_number(part, gold, question="", ratio=False):
     """Whether a text is right, for a gold answer of plain_number; None: ask Math-Verify."""
-    if not (found := plain_number(RE.remainder.sub(r"\1", RE.point.sub(r"\1.", part)), ratio)):
+    part = RE.remainder.sub(r"\1", RE.point.sub(r"\1.", part))
+    if not (found := plain_number(part, ratio)):
         return None if not gold[1] and RE.constant.fullmatch(
             RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold

@@ -731,10 +731,10 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
     ("twelfth", 2, 0), ("thirteenth", 4, 1), ("fourteenth", 4, 0),
     ("sentences", 19, 2), ("fifteenth", 100, 27), ("sixteenth", 17, 0),
     ("seventeenth", 10, 0), ("eighteenth", 19, 0), ("nineteenth", 6, 0),
-    ("twentieth", 11, 1), ("twentyfirst", 0, 0), ("twentysecond", 3, 0),
+    ("twentieth", 10, 1), ("twentyfirst", 0, 0), ("twentysecond", 3, 0),
     ("twentythird", 4, 0), ("twentyfourth", 4, 0), ("twentyfifth", 4, 1),
     ("twentysixth", 7, 3), ("twentyseventh", 0, 0),
-    ("twentyeighth", 3, 0), ("borders", 107, 91), ("review", 399, 46), ("notation", 508, 53)])
+    ("twentyeighth", 3, 0), ("borders", 106, 89), ("review", 399, 46), ("notation", 508, 53)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
