@@ -258,7 +258,7 @@ def same_number(part, gold, question="", ratio=False):
         if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False
-        return None if "^" in part.rpartition("=")[2] and "10" in question else True  # scientific
+        return None if "^" in part.rpartition("=")[2] and RE.tens.search(question) else True
     return percent != gold_percent and (  # 50% for 0.5; but 2500% for 25 is a slip
         value == 100 * gold_value and abs(value) <= 1000 if percent else 100 * value == gold_value)
 
