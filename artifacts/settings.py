@@ -36,7 +36,8 @@ def check(config):
         ("1 or above", lambda x: 1 <= x < math.inf, "eps_max"),     # the ratio starts at 1
         ("above zero; above 1 no prompt retires", lambda x: x > 0, "retire_at"),
         ("from 0 to 2^32 - 2, as vLLM asks", lambda x: 0 <= x < 2**32 - 1, "seed"),
-        ("-1 (one if there is one), 0, or their number", lambda x: x >= -1, "gpus")):
+        ("-1 (one if there is one), 0, or their number", lambda x: x >= -1, "gpus"),
+    ):
         for name in names.split():
             if not holds(getattr(config, name)):
                 refuse(name, f"must be {rule}")
@@ -65,7 +66,8 @@ def check(config):
         ("name", Path(config.name).name != config.name or config.name == "..",
          "must name one folder, which is made in runs/"),
         ("vllm_args", any(word.startswith(("--tensor", "-tp")) for word in
-                          config.vllm_args.split()), "use the setting tensor_parallel")):
+                          config.vllm_args.split()), "use the setting tensor_parallel"),
+    ):
         if wrong:
             refuse(name, right)
     with refused(f"vllm_args = {config.vllm_args!r}: cannot be split into options: "):

@@ -243,8 +243,7 @@ def plain_number(part, ratio=False):
 
 def same_number(part, gold, question="", ratio=False):
     """Whether a text is right, for a gold answer of plain_number; None: ask Math-Verify."""
-    part = RE.remainder.sub(r"\1", RE.point.sub(r"\1.", part))
-    if not (found := plain_number(part, ratio)):
+    if not (found := plain_number(RE.remainder.sub(r"\1", RE.point.sub(r"\1.", part)), ratio)):
         return None if not gold[1] and RE.constant.fullmatch(
             RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold

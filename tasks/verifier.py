@@ -87,12 +87,11 @@ def grade(kind, answer, parts, asked=()):
     asked = tuple(asked)  # of JSON a list
     if (gold := expression(answer, asked)) is None:
         return "error"
-    def shown():  # only where it is needed: each costs milliseconds, like the parts
-        return [one for one in map(expression, asked) if one is not None]
+    shown = functools.cache(lambda: [one for one in map(expression, asked) if one is not None])
     if "=" not in answer and answers.plain_number(answer) and any(
             same(gold, one) for one in shown()):
         return "wrong"  # 4^5, too, is no answer to "compute 2^{10}"
-    for part in parts:  # the first wrong one ends it
+    for part in parts:  # the first wrong one ends it: each, like each one shown, costs milliseconds
         one = expression(part, asked)
         if one is None or not (same(gold, one) and is_answer(one, gold, shown())):
             return "unreadable" if one is None else WRONG[min(2, len(parts))]
