@@ -234,11 +234,11 @@ def plain_number(part, ratio=False):
     found = len(part) < 4000 and RE.plain.fullmatch(bare(part, ratio))  # Python's int ends at 4,300
     if not found or RE.changed.search(found[1]):
         return None
-    _, sign, whole, top, bottom, power, percent, unit = found.groups()
-    number = Fraction(top.replace(",", "")) / int(bottom or 1)
+    _, sign, whole, top, bottom, power, share, unit = (x.replace(",", "") for x in found.groups(""))
+    number = Fraction(top) / int(bottom or 1)
     lowest = not bottom or number.denominator == int(bottom)
     number = (number + int(whole or 0)) * Fraction(10) ** int(power or 0)
-    return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lowest
+    return -number if sign == "-" else number, bool(share), unit.lower(), lowest
 
 
 def same_number(part, gold, question="", ratio=False):
