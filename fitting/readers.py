@@ -152,7 +152,7 @@ def read_console(text):
                     first = {re.sub("^test_s", "val/test_s", name): row[name] for name in row}
                 elif isinstance(row, dict):
                     dicts.append({"step": found[1]} | row if found[1] else row)
-        elif (found := RE["plain"].search(line)) and re.search(r"(?i)reward|acc(\b|u)|suc", line):
+        elif (found := RE["plain"].search(line)) and RE["rate"].search(line):
             plain.append(dict(RE["cell"].findall(line[found.end():])) | {"step": found[1]})
     return lines or max(dicts, plain, key=lambda r: "reward" in str(r).lower() or len(r) / 1e9)
 
