@@ -5,11 +5,10 @@
     --SETTING VALUE   wins over every file
 
 Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). The paper does not
-give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its models and its
-verifier's settings are not published; configs/scalerl.toml comes closest to its 8B run.
+give Adam's betas, the gradient clip, the temperature and `slots`. Its models and its verifier's
+settings are not published. configs/scalerl.toml comes closest to its 8B run.
 
-Read the head of scalerl.py first: it says in twenty lines what a step, an advantage and the ratio
-π/μ are. Lag is explained below, at `off_policy`."""
+Read the head of scalerl.py first: it explains a step, an advantage and the ratio π/μ."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,7 +24,7 @@ class ConfigError(ValueError):
 @dataclass
 class Config:
     """All settings, in groups. The comment beside a setting is also its text in `--help`. "paper":
-    the default is the paper's; "ours": we chose it; where the paper differs, "the paper has X"."""
+    the default is the paper's; "ours": we chose it."""
 
     # -- model and problems
     model: str = ""                     # ours; Hugging Face folder or name; the paper has its own
@@ -52,7 +51,7 @@ class Config:
     prompts_per_step: int = 48          # paper; P in the code
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
     # Lag of a token: the number of optimizer steps between the weights that sampled it and those
-    # that its step updates. Training in which every lag is 0 is called on-policy.
+    # that its step updates. On-policy: every lag is 0.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": weights change mid-sample, lag <= K;
                                         # "ppo-K": K steps' samples by the same weights, lag < K
     slots: int = 256                    # ours; the most sequences that a sampler, or each server,
@@ -60,20 +59,20 @@ class Config:
 
     # -- length, in tokens
     prompt_tokens: int = 2048           # paper; a longer prompt is left out, not cut (ours)
-    # Each sample, in evaluations too, draws its own thinking budget from think_min .. think_max. If
-    # it still thinks when that is spent, the phrase interrupts it, and answer_tokens are left.
+    # Each sample draws its own thinking budget from think_min .. think_max, in evaluations too. If
+    # it still thinks at the end, the phrase interrupts it, and answer_tokens are left.
     think_min: int = 10240              # paper; we read its 10k as 10 x 1024
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
-    length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): over the last 2048
-                                        # of think_max + answer_tokens a right reward falls to 0
+    length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): a right reward falls to
+                                        # 0 over the last 2048 of think_max + answer_tokens
     overlong_filter: bool = False       # ours; true: no gradient from truncated samples (reward -1)
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob
-    retire_at: float = 0.9              # paper; prompts of this pass rate or a higher one leave
-                                        # when the next epoch begins
+    retire_at: float = 0.9              # paper; prompts of this pass rate or above leave when the
+                                        # next epoch begins
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; what divides
                                         # advantages. batch: the batch's std; prompt: the group's
@@ -83,16 +82,15 @@ class Config:
                                         # over a sample's, then over samples (GRPO); token: over all
     # π: the trainer's probability of a token, μ: the sampler's. "cispo" caps the ratio π/μ at
     # eps_max; "grpo" and "dapo" clip it to 1 - eps_low .. 1 + eps_high; "gspo" clips one ratio of a
-    # whole sequence, near 1: set both to about 1e-3. `policy_loss` has the other losses.
+    # whole sequence: set both to about 1e-3. `policy_loss` explains all losses.
     loss: Literal[                      # paper; the formula alone; whole recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; μ as the sampler recorded it,
-                                        # or recomputed by the trainer now: every ratio is 1
+                                        # or as the trainer has it now: every ratio is 1
     eps_max: float = 5.0                # ours; CISPO's cap; the paper found 4, 5 and 8 alike
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; at 1 + this; dapo: 0.26 (`policy_loss`)
-    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler; products
-                                        # of bf16 numbers are summed in fp32 (ours)
+    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
 
     # -- optimizer (AdamW)
     lr: float = 5e-7                    # paper, constant after warm-up
@@ -104,8 +102,8 @@ class Config:
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
-    micro_batch_tokens: int = 8192      # ours; of one forward pass (a longer sample: alone); the
-                                        # result is the same, but for rounding
+    micro_batch_tokens: int = 8192      # ours; of one forward pass; another number gives the same
+                                        # result, but for rounding
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile; auto: on a GPU
     gpus: int = -1                      # ours; 0: the CPU; -1: all in a run of several processes,

@@ -4,19 +4,18 @@
     ρ_it = π(y_it) / μ(y_it)
 
 x is a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient. π is the trainer's
-present policy: log π is `logprobs`. μ is the policy with which the sampler drew the token: log μ is
-`behavior_logprobs`. The parts, in this order: log π, Â, the weights 1/Σ|y|, the loss.
+present policy: log π is `logprobs`. μ is the policy that drew the token: log μ is
+`behavior_logprobs`.
 
-What the paper leaves open, and what we chose ("ours"):
- 1. The std is of the groups that are kept, and divides by n. Rewards are equal within 1e-6.
- 2. A forced token, which the sampler put in to end the thinking, has weight zero: no loss, no
-    ratio, no place in |y|.
- 3. E_x is a mean over the prompts that have at least one trained token.
+Where the paper is silent ("ours"):
+ 1. The std is over the kept groups. It divides by n, not by n - 1.
+ 2. Forced tokens (sampler.py) have weight zero and are not counted in |y|.
+ 3. E_x is a mean over the prompts that have a trained token.
 
-Axes: P prompts in a step, G samples of a prompt, N samples (P·G in a step, fewer in a
-micro-batch), T tokens, H hidden, V vocabulary.
+Axes: P prompts, G samples of a prompt, N samples (P·G, or those of a micro-batch), T tokens, H
+hidden, V vocabulary.
 
-From rewards to a gradient, for two prompts of two samples each (run by tests/test_loss.py):
+From rewards to a gradient, for two prompts with two samples each:
 
 >>> rewards = torch.tensor([[1.0, -1.0], [1.0, 1.0]])                # (P, G)
 >>> kept = ~zero_variance(rewards)                                   # only prompt 0 is kept
@@ -49,19 +48,19 @@ LOSSES = ("cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce")
 
 def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=1024, head_fp32=True,
                    softcap=None):
-    """log π(target) and the policy's entropy at every token, from the last hidden states.
+    """log π(target) and the entropy of π at every token, from the last hidden states.
 
     hidden   (..., H)  float; the state that predicts the target (the caller shifts by one)
-    weight   (V, H)    float; the head, tied to the embedding or not
+    weight   (V, H)    float; the head
     targets  (...)     int64 in [0, V)
-    temperature        the sampler's; another temperature would be another policy
-    chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          True: logits are summed and kept in fp32, even of bf16 operands (ours; a GPU
-                       then rounds their gradient to bf16). False: bf16 logits. With a
-                       plainer recipe the paper's ceiling was .61 with fp32 logits, .52 with bf16.
-    softcap            a number c: logits are c tanh(h W' / c), in a few models; None: as they are
-    Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
-    diagnostic without a gradient. The same in plain lines:
+    temperature        the sampler's
+    chunk_tokens       logits exist for this many tokens at a time
+    head_fp32          True: logits are summed and kept in fp32, even of bf16 operands (ours).
+                       False: bf16 logits. In the paper the ceiling was .61 with fp32 logits, .52
+                       with bf16 (sec. 3.2).
+    softcap            c: logits are c tanh(h W' / c), in a few models; None: h W'
+    Returns (logprobs, entropy), each (...), float32 (float64 if an operand is). The entropy has no
+    gradient. The same in plain lines:
 
     >>> hidden, weight, targets = torch.randn(7, 5), torch.randn(11, 5), torch.randint(11, (7,))
     >>> logits = hidden @ weight.T / 0.8                                                # (T, V)
@@ -73,7 +72,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     [True, True]
 
     These lines hold (T, V) logits: 10 GB for 16,384 tokens and a vocabulary of 152k. The code below
-    does not (engines/head.py). Under autocast the operands get its dtype here; logits stay fp32."""
+    does not (engines/head.py)."""
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
     if not temperature > 0:
@@ -90,17 +89,16 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
         operand_dtype = torch.promote_types(hidden.dtype, weight.dtype)
 
     with torch.autocast(device, enabled=False):  # else it would round the fp32 logits to bf16
-        logprobs, entropy = TokenLogprobs.apply(  # by position: autograd knows no keywords
+        logprobs, entropy = TokenLogprobs.apply(
             hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1),  # (T, H) (V, H) (T,)
             temperature, chunk_tokens, operand_dtype, head_fp32, softcap)
     return logprobs.view(targets.shape), entropy.view(targets.shape)
 
 
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
-    """(n, H), (V, H) -> (n, V) logits in the head's dtype, computed as in `token_logprobs`.
+    """(n, H), (V, H) -> (n, V) logits, for samplers, computed as in `token_logprobs`.
 
-    For samplers: they need all V logits of a token. hidden and weight come in the computing dtype.
-    Sampler and trainer must round alike, or the ratio is not 1 even without a lag."""
+    Sampler and trainer must round alike. Otherwise the ratio is not 1 even without a lag."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)     # 1.0: the caller divides
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
@@ -109,7 +107,7 @@ def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
 # -- 2. Â: from rewards to advantages --------------------------------------------------------------
 
 def length_penalty(lengths, *, l_max, l_cache):
-    """clip((L_max - |y|) / L_cache - 1, -1, 0), added to the reward of a correct sample. Only an
+    """clip((L_max - |y|) / L_cache - 1, -1, 0), added to the reward of a correct sample. An
     ablation in the paper (L_max 14k, L_cache 2k): ScaleRL interrupts instead."""
     return ((l_max - lengths) / l_cache - 1).clamp(-1, 0)
 
@@ -118,7 +116,7 @@ def zero_variance(rewards, tol=1e-6):
     """(P, G) -> (P,) bool: True where all samples of a prompt earned the same, within tol (ours).
 
     Such a prompt has no gradient. It leaves the batch before any mean over tokens (paper, sec. 3.2)
-    and before the std (ours). The tolerance is for rounding alone (0.1 + 0.2 and 0.3)."""
+    and before the std (ours). The tolerance is for rounding (0.1 + 0.2 is not 0.3)."""
     assert rewards.ndim == 2, rewards.shape
     return rewards.amax(1) - rewards.amin(1) <= tol
 
@@ -126,15 +124,12 @@ def zero_variance(rewards, tol=1e-6):
 def advantages(rewards, *, norm="batch"):
     """Â = (r - mean(group)) / scale: (P, G) -> (P, G). The scale is, by norm:
 
-    "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. The
-              sum of |Â| is small for a prompt that is nearly always or never solved.
-    "prompt"  the std of the group (GRPO): every prompt has the same scale. One success among 16
-              gets the advantage sqrt(15) = 3.9.
-    "mean"    2 p, with p the group's pass rate (MaxRL, 2602.02710). It is for rewards ±1, where
-              p = (1 + mean)/2: Â is (1 - p)/p for right samples and -1 for wrong ones.
+    "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all.
+              Very easy and very hard prompts have a small sum of |Â|.
+    "prompt"  the std of the group (GRPO). One success among 16 gets Â = sqrt(15) = 3.9.
+    "mean"    2 p, with p the group's pass rate, for rewards ±1 (MaxRL, 2602.02710).
     "none"    1 (Dr. GRPO).
-    Groups of equal rewards get exact zeros. Remove them first (`zero_variance`). Otherwise, with
-    norm "batch", their zeros make the std smaller and the advantages of all other groups larger.
+    Groups of equal rewards get zeros, which make the batch's std smaller: remove them first.
     Raises ValueError for an unknown norm or a reward that is not finite."""
     _check_choice("norm", norm, NORMS)
     assert rewards.ndim == 2, rewards.shape
@@ -144,14 +139,14 @@ def advantages(rewards, *, norm="batch"):
         raise ValueError(f"reward of prompt {p}, sample {g} is {rewards[p, g]}: it must be finite")
 
     centered = rewards - rewards.mean(1, keepdim=True)
-    # The computed mean of equal floats may differ from these floats in the last digit. A difference
-    # of 1e-8, divided by a std of 1e-8, would become an advantage of 1.
+    # For equal rewards, rounding may leave 1e-8 here. Divided by a std of 1e-8, that would be an
+    # advantage of 1.
     centered = centered.masked_fill(zero_variance(rewards)[:, None], 0)
     if norm == "none":
         return centered
     if norm == "mean":  # 2 p = 1 + mean
         return centered / (1 + rewards.mean(1, keepdim=True)).clamp(min=1e-6)
-    # Every group is centered, so the mean is zero and the std is the root mean square.
+    # The mean is zero now, so the std is the root mean square.
     variance = centered.square().mean((0, 1) if norm == "batch" else 1, keepdim=True)
     return centered / torch.where(variance > 0, variance, 1).sqrt()
 
@@ -161,16 +156,15 @@ def advantages(rewards, *, norm="batch"):
 def token_weights(mask, prompt_index, *, aggregation="prompt"):
     """Each token's share of the step's loss: (N, T) float32, summing to 1 (0 if none is trained).
 
-    mask          (N, T) bool; True for tokens that the policy sampled and that are trained on
-    prompt_index  (N,) int64; equal for the samples of one prompt, any numbers
-    aggregation   "prompt"  mean over a prompt's tokens, all samples pooled, then over prompts:
-                            1/Σ|y| in J (ScaleRL, and DAPO as the paper sets it up)
+    mask          (N, T) bool; True: trained on; False for forced tokens and padding
+    prompt_index  (N,) int64; equal for the samples of one prompt
+    aggregation   "prompt"  mean over the tokens of all samples of a prompt, then over prompts:
+                            1/Σ|y| in J (ScaleRL, DAPO)
                   "sample"  mean over a sample's tokens, then over samples (GRPO): each token
                             of a long wrong answer is punished less
-                  "token"   mean over all tokens: a prompt with long answers outweighs the others
+                  "token"   mean over all tokens: prompts with long answers count more
 
-    Call it once for the whole step: micro-batches take rows of the result, and their losses add up
-    to the step's, however samples are split."""
+    Call it once for the whole step. Micro-batches take rows of it, and their losses add up."""
     _check_choice("aggregation", aggregation, AGGREGATIONS)
     assert mask.dtype == torch.bool and mask.ndim == 2, (mask.dtype, mask.shape)
     assert prompt_index.shape == mask.shape[:1], (prompt_index.shape, mask.shape)
@@ -183,42 +177,39 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
         prompts, prompt_of = prompt_index.unique(return_inverse=True)  # (P,), (N,) in 0..P-1
         prompt_tokens = sample_tokens.new_zeros(len(prompts))
         prompt_tokens.index_add_(0, prompt_of, sample_tokens)
-        denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()  # .sum(): such prompts
-    return mask.float() / denominator.clamp(min=1)[:, None]  # clamp: no 0/0 in rows without a token
+        denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()
+    return mask.float() / denominator.clamp(min=1)[:, None]  # clamp: no 0/0 in rows without tokens
 
 
 # -- 4. The loss -----------------------------------------------------------------------------------
 
 def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo", eps_max=5.0,
                 eps_low=0.2, eps_high=0.2, lags=None, entropy=None):
-    """-J, by the term that `loss` names, over some rows of a step; micro-batches add up.
+    """-J over some rows of a step, with the term that `loss` names.
 
-    logprobs           (N, T)  log π, the trainer's now; the only argument to receive a gradient
+    logprobs           (N, T)  log π, the trainer's now; only these receive a gradient
     behavior_logprobs  (N, T)  log μ as the sampler recorded it. The weights that drew the token
-                               are gone; with the trainer's present ones every ratio would be 1.
+                               are gone. With the present ones every ratio would be 1.
     advantages         (N,)    Â
-    weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
+    weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
-                       "cispo_masked"  the same, but a sample with Â < 0 is dropped if the mean of
-                                    log μ/π over its tokens is above eps_high (DeepSeek-V3.2's mask
-                                    and its δ, 2512.02556; with CISPO: ours)
-                       "dppo"       ρ Â; drops a token that has moved far enough in the wanted
-                                    direction: Â > 0 and π - μ > eps_high, or Â < 0 and π - μ <
-                                    -eps_low (DPPO's binary mask of total variation, 2602.04879)
+                       "cispo_masked"  the same, but a sample is dropped if Â < 0 and its mean of
+                                    log μ/π is above eps_high (DeepSeek-V3.2's mask, 2512.02556;
+                                    with CISPO: ours)
+                       "dppo"       ρ Â, but a token is dropped if Â > 0 and π - μ > eps_high,
+                                    or Â < 0 and π - μ < -eps_low (2602.04879)
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
-                       "dapo"       the same; in the paper eps_high 0.26 and aggregation "prompt"
-                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|); it
-                                    goes with aggregation "sample", which you set yourself
-                       "reinforce"  Â · log π: no ratio at all (ours)
-    eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
-    eps_low, eps_high  how far the ratio may move from 1 (cispo_masked, dppo: see above). gspo's is
-                       a geometric mean, close to 1: its scale is 1e-3 (paper): .2 would not clip.
-    lags               (N, T) int, optional: each token's lag; gives statistics for each lag, too
-    entropy            (N, T), optional: its mean, with the same weights, is one of the statistics
+                       "dapo"       the same; in the paper eps_high is 0.26
+                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|);
+                                    set aggregation "sample", too
+                       "reinforce"  Â · log π: no ratio (ours)
+    eps_max            cispo's cap on the ratio itself
+    eps_low, eps_high  grpo, dapo, gspo: how far the ratio may move from 1. For gspo about 1e-3
+                       (paper): a sequence's ratio is a mean, so it is close to 1.
+    lags, entropy      (N, T), optional: for the statistics alone
 
-    Returns (loss, stats): a scalar, and floats from which `merge_stats` makes a step's metrics
-    (engines/loss_stats.py explains them). Raises ValueError for an unknown loss, an impossible
-    clip, or a trained token with an infinite or undefined log-prob."""
+    Returns (loss, stats): a scalar, and floats for `merge_stats`. Raises ValueError for an unknown
+    loss, an impossible clip, or a trained token whose log-prob or advantage is not finite."""
     _check_choice("loss", loss, LOSSES)
     if loss in ("cispo", "cispo_masked") and not eps_max >= 1:
         raise ValueError(f"eps_max = {eps_max}: it caps the ratio itself, not its distance from 1;"
@@ -236,8 +227,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     logprobs = _masked("logprobs", logprobs, mask)
     behavior_logprobs = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
 
-    log_ratio = logprobs - behavior_logprobs  # of every token
-    # log ρ, of the ratio that is capped or clipped: in GSPO one for the sequence, else the token's.
+    log_ratio = logprobs - behavior_logprobs
+    # The log ρ that is capped or clipped: in GSPO the sequence's, else the token's.
     log_rho = _sequence_log_ratio(log_ratio, mask) if loss == "gspo" else log_ratio
     if loss == "cispo":
         objective, clipped = _capped(logprobs, log_rho, A, eps_max)
@@ -245,9 +236,9 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
         clipped = mask & (A < 0) & (-_sequence_log_ratio(log_ratio.detach(), mask) > eps_high)
         objective = torch.where(clipped, 0, _capped(logprobs, log_rho, A, eps_max)[0])
     elif loss == "dppo":
-        moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
+        moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # Where nothing is learned exp gets 0, not log ρ: exp(89) is inf, and inf · 0 is nan.
+        # exp gets 0 where nothing is learned: `_clipped` says why.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss in ("grpo", "dapo", "gspo"):
         objective, clipped = _clipped(log_rho, A, 1 - eps_low, 1 + eps_high)
@@ -263,23 +254,23 @@ def _capped(logprobs, log_rho, A, eps_max):
     """CISPO: (term of J, is it capped?) of each token, both (N, T).
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
-    over the cap keeps a gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
+    over the cap keeps its gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
     leave its weight unbounded for Â < 0."""
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 
 
 def _sequence_log_ratio(log_ratio, mask):
-    """GSPO, cispo_masked: log ratios (N, T) of tokens, 0 where not trained -> (N, T): in each row
-    the mean over its trained tokens, log (Π_t ρ_t)^(1/|y|). Rows without trained tokens: 0."""
+    """GSPO, cispo_masked: log (Π_t ρ_t)^(1/|y|), the mean of log ρ over a row's trained tokens.
+    (N, T), 0 where not trained -> (N, T), the same number in a whole row."""
     return (log_ratio.sum(1) / mask.sum(1).clamp(min=1))[:, None].expand_as(log_ratio)
 
 
 def _clipped(log_rho, A, low, high):
     """GRPO, DAPO, GSPO: (term of J, is it clipped?) of each token, both (N, T).
 
-    The gradient comes through the ratio, ∇ρ = ρ ∇log π; a clipped ratio is a constant. Only tokens
-    that have already moved the way their advantage points are clipped. These are PPO's lines:
+    The gradient comes through the ratio, ∇ρ = ρ ∇log π. A clipped ratio is a constant: no gradient.
+    A token is clipped only if it has moved too far in the direction of its advantage. PPO's lines:
 
     >>> log_rho, A = torch.randn(7, 5), torch.randn(7, 5)
     >>> ratio = log_rho.exp()
@@ -287,13 +278,12 @@ def _clipped(log_rho, A, low, high):
     >>> torch.equal(objective, _clipped(log_rho, A, 0.8, 1.2)[0])
     True
 
-    But e^89 is inf in fp32, and a clipped token's gradient is then nan: exp multiplies the 0 from
-    `minimum` by inf. So tokens without a gradient get log ρ = 0 before `exp`. (Where Â < 0 PPO has
-    no bound above: such a ratio makes the loss inf, and the run stops.)"""
+    But e^89 is inf in fp32: a clipped token's gradient would be 0 · inf, which is nan. So tokens
+    without a gradient get log ρ = 0 before `exp`."""
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
     constant = clipped | (A == 0)           # terms of J without a gradient
-    live = torch.where(constant, 0, log_rho).exp()      # the ratio again, with its gradient
+    live = torch.where(constant, 0, log_rho).exp()      # the ratio, with its gradient
     return torch.where(constant, ratio.clamp(low, high), live) * A, clipped
 
 
@@ -304,7 +294,7 @@ def _masked(name, x, mask):
         n, t = bad.nonzero()[0].tolist()
         raise ValueError(f"{name} of sample {n}, token {t} is {x[n, t].item()}: a trained token "
                          f"needs a finite value ({int(bad.sum())} such tokens)")
-    return torch.where(mask, x, 0)  # x * mask would not do: 0 · nan is nan, also in the gradient
+    return torch.where(mask, x, 0)  # not x * mask: 0 · nan is nan
 
 
 def _check_choice(name, value, choices):

@@ -1,25 +1,23 @@
 """Generation: how prompts become samples (ScaleRL, sections 2, 3.1 and 4).
 
 A sampler gets prompts and weights, and returns samples. It knows nothing about rewards or the bound
-of the lag: the loop in scalerl.py decides about those.
+of the lag.
 
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
-  2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
-                    The policy did not choose the phrase: `sampled=False`, never trained on.
-  3. An engine      `TransformersSampler`. Two more, both on vLLM, have the same methods: submit,
-                    step, finished, push_weights, free_slots, in_flight, ... (CONTRIBUTING.md).
+  2. Interruption   a sample that thinks too long gets a fixed phrase, and answers. The policy did
+                    not choose the phrase: `sampled=False`, never trained on.
+  3. An engine      `TransformersSampler`. Two more, on vLLM, have the same methods
+                    (CONTRIBUTING.md).
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
-sequence. Between two steps the caller may push new weights. Running sequences go on, and their
-keys and values are not computed again: new weights read those of old ones. So every token has its
-own version.
+sequence. Between two steps the caller may push new weights. Running sequences go on. Their keys and
+values are not computed again: new weights read those of old ones. So every token has its version.
 
-What the paper leaves open, and what is ours:
- a. Each sample draws its own thinking budget from all whole numbers between two bounds.
+Where the paper is silent ("ours"):
+ a. Each sample draws its own thinking budget, uniformly.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
- c. Only a temperature is offered, no top-p, no top-k. These cut rare tokens: μ of the others is
-    larger, but the trainer's π is not cut. The mean ratio π/μ of the draws is then not 1, but the
-    sum of π over the kept tokens: 0.896, measured at top-p 0.8 on a small model.
+ c. There is no top-p and no top-k. They cut rare tokens from μ, but not from π: at top-p 0.8 the
+    mean ratio π/μ was 0.896 on a small model, not 1.
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
 
@@ -37,10 +35,10 @@ from loss import head_logits
 
 @dataclass(frozen=True)
 class Request:
-    """A request for one group: the `samples` samples of one prompt."""
+    """One group: `samples` samples of one prompt."""
     group_id: int
-    prompt_id: str                      # the name of the problem
-    prompt_ids: tuple[int, ...]         # the token ids of the prompt
+    prompt_id: str                      # names the problem
+    prompt_ids: tuple[int, ...]         # the prompt's token ids
     samples: int
     task: str = ""
 
@@ -53,9 +51,9 @@ class Rollout:
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
     behavior_logprobs: list[float]      # log μ of the sampler, with temperature; 0 if forced
-    versions: list[int]         # of the weights (optimizer steps taken) that wrote it
+    versions: list[int]         # of the weights that wrote the token
     sampled: list[bool]         # False: forced by the interruption
-    finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
+    finish_reason: str          # "stop": ended by itself | "length": truncated
     interrupted: bool           # the phrase was appended
     task: str = ""
     ended: int = 0              # the decode step of its end, for `make timeline`; 0: not known
@@ -63,7 +61,7 @@ class Rollout:
 
 @dataclass
 class Group:
-    """For the pacer of scalerl.py: one prompt's samples, from request to the step on them."""
+    """For the pacer: one prompt's samples, from request to the step on them."""
     group_id: int
     prompt_id: str
     start: int                  # the weights' version at admission
@@ -81,19 +79,18 @@ class Group:
 class Interruption:
     """How long a sample may think and answer, in tokens (paper, section 4).
 
-    think_min, think_max   both bounds of the thinking budget, 1 or more (the paper: 10k and 12k).
-                           Each sample draws its own budget, uniformly.
+    think_min, think_max   thinking budget, both bounds included; 1 or more (paper: 10k and 12k)
     answer_tokens          1 or more; the most that are sampled after the budget (paper: 2,048)
-    phrase_ids             tokens of the forced phrase, which contains `end`. Empty: no
-                           interruption, and every budget is think_max.
+    phrase_ids             of the forced phrase, which contains `end`. Empty: no interruption, and
+                           every budget is think_max.
     end                    the text that ends the thinking
 
-    When the budget is spent and `end` is not in the text, the phrase is appended. After the budget,
-    and the phrase if there is one, at most `answer_tokens` more are sampled; then it is truncated.
+    If `end` is not in the text when the budget is spent, the phrase is appended. Then at most
+    `answer_tokens` more are sampled, with or without a phrase.
 
     Budget 5, phrase p q r, answer_tokens 3, E: an id that ends a sample:
         x x x x x p q r a b E     no `end` within 5 tokens: the phrase, then at most 3 more
-        x x </think> a b c d E    `end` in time: no phrase, 5 + 3 tokens at most, all included"""
+        x x </think> a b c d E    `end` in time: no phrase, at most 5 + 3 tokens in all"""
     think_min: int
     think_max: int
     answer_tokens: int
@@ -102,11 +99,11 @@ class Interruption:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest possible output."""
+        """Tokens of the longest output."""
         return self.think_max + len(self.phrase_ids) + self.answer_tokens
 
     def draw_budgets(self, count, generator):
-        """`count` thinking budgets: int64 (count,), on the generator's device."""
+        """Thinking budgets: int64 (count,)."""
         if not self.phrase_ids:
             return torch.full((count,), self.think_max, device=generator.device)
         return torch.randint(self.think_min, self.think_max + 1, (count,), generator=generator,
@@ -118,12 +115,11 @@ class Interruption:
 class TransformersSampler:
     """Continuous batching on the model's own forward pass, driven by the caller.
 
-    model           a causal LM after `engines.accept.prepare`, maybe the trainer's own
+    model           a causal LM, maybe the trainer's own
     slots           sequences decoded at once
-    prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
+    prompt_tokens   the longest prompt
     eos_ids         ids that end a sample
-    seed            of its own generator, for budgets and tokens, in the order of the slots: on a
-                    CPU with one thread a run repeats bit by bit."""
+    seed            of its own generator, for budgets and tokens"""
     devices = 0                 # GPUs of its own: it shares the trainer's
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
@@ -137,22 +133,22 @@ class TransformersSampler:
         self.ends = torch.tensor(sorted(eos_ids), device=self.device)        # eos_ids, as a tensor
         self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=self.device)
         self.decoded = Counter()            # "steps", "sequences": for log(); "clock": all steps
-        self.waiting: deque[Request] = deque()          # groups that wait for slots: in evaluations
-        self.running: list[Request] = []                # the request of the sequence in each slot
-        self.in_flight = 0              # samples submitted, not yet returned: running and waiting
+        self.waiting: deque[Request] = deque()          # groups that wait for slots
+        self.running: list[Request] = []                # the request of each slot
+        self.in_flight = 0              # samples, running and waiting
         self.cache = make_cache(model, slots, prompt_tokens + longest)
 
-        # What a slot remembers about its sequence: one row of each of these tensors.
+        # What a slot remembers about its sequence: a row of each tensor.
         def zeros(*shape, dtype=torch.long):
             return torch.zeros(shape, dtype=dtype, device=self.device)
         self.rows = SimpleNamespace(
-            last=zeros(slots),                  # the newest token, not yet in the cache
+            last=zeros(slots),                  # newest token, not yet in the cache
             count=zeros(slots),                 # output tokens so far
-            limit=zeros(slots),                 # output tokens at which the sample is truncated
+            limit=zeros(slots),                 # output tokens at which it is truncated
             think=zeros(slots),                 # its thinking budget
             phrase_left=zeros(slots),           # forced tokens to come; 0: the next one is sampled
             interrupted=zeros(slots, dtype=torch.bool),
-            # A column for each output token, as in a `Rollout`.
+            # A column for each output token.
             ids=zeros(slots, longest), versions=zeros(slots, longest),
             behavior_logprobs=zeros(slots, longest, dtype=torch.float32),
             sampled=zeros(slots, longest, dtype=torch.bool))
@@ -166,7 +162,7 @@ class TransformersSampler:
         self.in_flight += request.samples
 
     def push_weights(self, named_tensors, version):
-        """Names are transformers'. A model that is the trainer's own has nothing to copy."""
+        """Names are transformers'. The trainer's own model needs no copy."""
         assert version >= self.version, f"version {version} pushed after {self.version}"
         own = dict(self.model.named_parameters())
         with torch.no_grad():
@@ -177,9 +173,9 @@ class TransformersSampler:
 
     @torch.no_grad()
     def step(self) -> list[Rollout]:
-        """One decode step: a token more for each running sequence; waiting groups that fit begin.
-        Returns the samples that have ended."""
-        states = []         # hidden states, in the order of the slots; each predicts its next token
+        """One token more for each running sequence; waiting groups that fit begin. Returns the
+        samples that have ended."""
+        states = []         # hidden states in the order of the slots; each predicts a next token
         if self.running:
             states.append(self.cache.decode(self.model, self.rows.last[: len(self.running)]))
         starting = self._waiting_that_fit()
@@ -199,18 +195,18 @@ class TransformersSampler:
         self.random.manual_seed(seed)
 
     def log(self):
-        """Decode steps since the last call, and how many sequences each had on average."""
+        """Decode steps since the last call, and their mean number of sequences."""
         steps, sequences = (self.decoded.pop(name, 0) for name in ("steps", "sequences"))
         return {"decode/clock": self.decoded["clock"], "decode/steps": steps,
                 "decode/batch": sequences / max(1, steps)}
 
     def close(self):
-        """Nothing to end; the engines on vLLM have processes."""
+        """Nothing to end: only the engines on vLLM have processes."""
 
     # -- the parts of a step, in their order -------------------------------------------------------
 
     def _waiting_that_fit(self):
-        """Take the waiting groups that fit as a whole, in order, up to the first that does not."""
+        """Take waiting groups, in order, up to the first that does not fit as a whole."""
         starting, free = [], self.cache.slots - len(self.running)
         while self.waiting and self.waiting[0].samples <= free:
             starting.append(self.waiting.popleft())
@@ -218,8 +214,8 @@ class TransformersSampler:
         return starting
 
     def _start(self, requests):
-        """Give slots to the samples of these groups. Returns for each new sequence the last hidden
-        state of its prompt, (new sequences, hidden)."""
+        """Give slots to the samples of these groups. Returns the last hidden state of each
+        sample's prompt, (new sequences, hidden)."""
         samples = [request.samples for request in requests]
         hidden = self.cache.prefill(self.model, [r.prompt_ids for r in requests], samples)
 
@@ -234,24 +230,24 @@ class TransformersSampler:
     def _choose(self, hidden):
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
-        Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform number
-        u. (torch.multinomial needs V random numbers for each sequence: 2 to 8 times slower.)
-        The sum is in float64: in fp32, probabilities below 3e-8 would not change it."""
+        The draw is the first token whose cumulative probability exceeds a uniform number u. With
+        torch.multinomial it would be 2 to 8 times slower. The sum is in float64: in fp32,
+        probabilities below 3e-8 would not change it."""
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap(self.model))
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
         cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)
         u = torch.rand(len(hidden), 1, dtype=torch.float64, generator=self.random,
                        device=self.device)
-        # The sum need not be exactly 1. right=True: a token of probability zero is never drawn.
+        # The sum need not be 1. right=True: a token of probability zero is never drawn.
         token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)      # (n, 1)
-        token.clamp_(max=logits.shape[1] - 1)   # logits that are NaN give V; the trainer raises
+        token.clamp_(max=logits.shape[1] - 1)   # NaN logits give V; the trainer raises
         return token[:, 0], logprobs.gather(1, token)[:, 0]
 
     def _record(self, token, logprob):
-        """Write down one token of each running sequence; returns the slots of the ended ones."""
+        """Write down one token of each sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # p q r: phrase_left 3 2 1 is index -3 -2 -1 (0: `where` drops it)
+        if len(self.phrase):    # p q r: phrase_left 3 2 1 is index -3 -2 -1
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is not used
             rows.phrase_left[:n] -= (~sampled).long()
@@ -263,16 +259,16 @@ class TransformersSampler:
 
         stopped = torch.isin(token, self.ends) & sampled
         truncated = rows.count[:n] == rows.limit[:n]
-        due = (rows.count[:n] == rows.think[:n]) & ~stopped     # the budget is spent just now
-        # Both in one transfer to the CPU: each transfer waits until the GPU has done all its work.
+        due = (rows.count[:n] == rows.think[:n]) & ~stopped     # budget spent just now
+        # One transfer to the CPU for both: each transfer waits for the GPU.
         ended, due = torch.stack([stopped | truncated, due]).tolist()
         if len(self.phrase):
             self._interrupt([slot for slot in range(n) if due[slot]])
         return [slot for slot in range(n) if ended[slot]]
 
     def _interrupt(self, due):
-        """Start the phrase in those of these slots that still think. `end` is looked for in the
-        text, because it need not be one token."""
+        """Start the phrase in the due slots that still think. `end` is looked for in the text: it
+        need not be one token."""
         rows = self.rows
         for slot in due:
             ids = rows.ids[slot, : rows.count[slot]].tolist()
@@ -282,10 +278,10 @@ class TransformersSampler:
 
     def _release(self, slots):
         """Free the slots of ended sequences and return their rollouts. The last running sequences
-        move into the holes, so that the running ones always fill the first slots."""
+        move into the holes."""
         rows, ended = self.rows, torch.tensor(slots, device=self.device)
         counts, interrupted = rows.count[ended].tolist(), rows.interrupted[ended].tolist()
-        rollouts, longest = [], max(counts)     # later columns hold nothing of these sequences
+        rollouts, longest = [], max(counts)     # later columns hold nothing of these
         ids, logprobs, versions, sampled = (column[:, :longest][ended].tolist() for column in (
             rows.ids, rows.behavior_logprobs, rows.versions, rows.sampled))
         for i, slot in enumerate(slots):
@@ -294,7 +290,7 @@ class TransformersSampler:
                                           versions[i][:n], sampled[i][:n], interrupted[i]))
 
         n_left = len(self.running) - len(slots)
-        holes = [slot for slot in slots if slot < n_left]   # of 0-4 end 1 and 4: hole 1, mover 3
+        holes = [slot for slot in slots if slot < n_left]   # if 1 and 4 of 0-4 end: hole 1, mover 3
         movers = sorted({*range(n_left, len(self.running))} - {*slots})     # as many as holes
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]
@@ -307,7 +303,7 @@ class TransformersSampler:
         return rollouts
 
     def _rollout(self, request, output_ids, behavior_logprobs, versions, sampled, interrupted):
-        """The record of an ended sequence. "stop", too, if the last allowed token is an end one."""
+        """The record of an ended sequence: "stop" even if the last allowed token ended it."""
         reason = "stop" if output_ids[-1] in self.eos_ids else "length"
         return Rollout(request.prompt_id, request.group_id, request.prompt_ids, output_ids,
                        behavior_logprobs, versions, sampled, reason, interrupted, request.task,

@@ -4,34 +4,34 @@
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
     python fit.py runs/demo                                    fit its curve, predict more compute
 
-The model (the policy) answers prompts, G times each; a verifier marks each answer right or wrong. A
+The model (the policy) answers prompts, G times each. A verifier marks each answer right or wrong. A
 step trains on the answers to P prompts. The advantage of an answer is its reward minus the mean
-reward of its prompt's answers, divided by a std. Training makes the answer's tokens more likely if
-its advantage is positive, less likely if it is negative. That is GRPO. ScaleRL is GRPO, but:
+reward of its prompt's answers, divided by a std. A positive advantage makes the answer's tokens
+more likely, a negative one less likely. That is GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
-    3.1     part 2              new weights arrive in the middle of a sample: a token is trained on
-                                k = 8 steps after it was drawn, at the latest. The loss weighs it by
-                                the ratio π/μ, p(now) / p(when it was drawn).
+    3.1     part 2              new weights arrive in the middle of a sample. A token is trained on
+                                at most k = 8 steps after it was drawn. The loss weighs it by the
+                                ratio π/μ, p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
-    3.2     loss.py             CISPO: the ratio is a weight, at most ε_max; a token above it still
-                                learns (where Â > 0, PPO's clip takes its gradient); one std for the
-                                batch; tokens are averaged by prompt; fp32 logits in the sampler too
+    3.2     loss.py             CISPO: the ratio is a weight, capped at ε_max; a token above the cap
+                                still learns. One std for the batch. Tokens are averaged by prompt.
+                                fp32 logits, in the sampler too.
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
                                 no KL penalty (GRPO has one), no entropy bonus, no value network
 
-"Ours" marks what the paper does not say, or has otherwise. For example: the x of the curve is the
-FLOPs of generation and training (the paper: GPU-hours), without those of evaluations.
+"Ours" marks what the paper does not say, or does differently. For example, the x of the curve is
+the FLOPs of generation and training, without evaluations (the paper: GPU-hours).
 
-Reading: README has a path of 90 minutes, which begins at `Run.train_step` in part 5. Order of all
-five files: this head, config.py, the rest of this file, loss.py, sampler.py, fit.py.
+Order of the five files: this head, config.py, the rest of this file, loss.py, sampler.py, fit.py.
+README has a path of 90 minutes.
 
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
-tokens of the longest output (shorter ones are padded on the right). The version of the weights is
-the number of optimizer steps taken; a step of the loop without a token to train on takes none.
-A `Rollout` is one sample, with the log-prob and the version of every token."""
+tokens of the longest output. The version of the weights is the number of optimizer steps taken. A
+step of the loop without a token to train on takes none. A `Rollout` is one sample, with the
+log-prob and the version of every token."""
 
-if __name__ == "__main__":      # help, or a typo: before torch is imported, which takes seconds
+if __name__ == "__main__":      # answer help and typos before the slow import of torch
     from command.options import answer_at_once
     answer_at_once()
 
@@ -48,7 +48,7 @@ import torch
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_logprobs,
                   token_weights, zero_variance)
 from sampler import Group, Request, Rollout
-# Machinery, to be skipped at first: how a forward pass is laid out, and what a run writes down.
+# Machinery: skip it at first.
 from artifacts.run_folder import Progress
 from artifacts.step_log import Stopwatch, log_evaluation, log_step
 from engines import load, own_forward, packed
@@ -61,9 +61,10 @@ from engines.trained_model import TrainedModel
 class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
-    When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far (ours), is `retire_at` (0.9) or higher. Little is left to learn then: of
-    its groups of 16, 19% (.9^16) are all right and teach nothing, 60% have one or two mistakes."""
+    When an epoch begins, a prompt leaves for good if its pass rate is `retire_at` (0.9) or higher.
+    The pass rate is over all samples that steps have consumed so far (ours). Little is left to
+    learn then: of its groups of 16, 19% (.9^16) are all right and teach nothing, 60% have one or
+    two mistakes."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -72,9 +73,8 @@ class Curriculum:
         self.history = {}                           # prompt id -> [correct samples, all samples]
 
     def next(self):
-        """The next prompt's id, or None when all have retired. Each epoch is shuffled by (seed,
-        epoch): there is no generator to save."""
-        if self.cursor == len(self.order):          # an epoch is over; or none has begun, 0 == 0
+        """The next prompt's id, or None when all have retired."""
+        if self.cursor == len(self.order):          # an epoch is over, or none has begun
             self.active = [prompt for prompt in self.active if not self.learned(prompt)]
             if not self.active:
                 return None
@@ -85,7 +85,7 @@ class Curriculum:
         return self.order[self.cursor - 1]
 
     def learned(self, prompt):
-        """Has its pass rate reached `retire_at`? Never asked: no."""
+        """Has its pass rate reached `retire_at`?"""
         correct, samples = self.history.get(prompt, (0, 0))
         return samples > 0 and correct / samples >= self.retire_at
 
@@ -96,23 +96,19 @@ class Curriculum:
 
 
 # ------------------------------------------------------------------------------------ 2. Pacer
-# The lag of a token: the version that a step updates minus the version that wrote the token. The
-# paper's best runs allow k = 8 at most. That is a bound. The mean lag depends on how many sequences
-# are decoded at once (`slots`), and on whether sampler or trainer is faster (docs/metrics.md, row
-# `lag/mean`). Lag 0 does not mean ratio 1: the keys that a token reads may be of older weights.
+# The lag of a token: the version that a step updates minus the version that wrote the token. Lag 0
+# does not mean ratio 1: the token may have read keys and values of older weights.
 class PipelinePacer:
     """PipelineRL-k: weights change in the middle of samples; no token is over k versions old.
 
-    deadline    A group that starts at version s must be in the step on weights s + k, or in an
-                earlier one. (The step on weights v makes version v + 1 of them.) It is outstanding
-                from its start until a step consumes it.
-    admission   A group may start while fewer than (k + 1) * P are outstanding: the steps on weights
-                s, s + 1, .. s + k are k + 1, and take P groups each. For one group more there would
-                be no step in time. (k = 0 is on-policy: the P groups of one step.)
-    a step      takes, of the finished groups, the P that started first. (Of a new run, whose first
-                groups all start at version 0, these are the quick ones.) It waits if the groups
-                left behind could not all meet their deadlines at P a step: too many slow ones were
-                overtaken. (Ours: the paper's trainer waits when it is k steps ahead.)
+    deadline    A group is outstanding from its start until a step consumes it. If it starts at
+                version s, the step on weights s + k must consume it at the latest.
+    admission   A group may start while fewer than (k + 1) * P are outstanding. The k + 1 steps on
+                weights s, s + 1, .. s + k take P groups each. For one group more there would be
+                no step in time.
+    a step      takes the P finished groups that started first. It waits if the groups left behind
+                could not all meet their deadlines at P groups a step. (Ours: the paper's trainer
+                waits when it is k steps ahead.)
 
     Nothing is dropped for being old."""
 
@@ -131,10 +127,10 @@ class PipelinePacer:
         return group
 
     def no_more_prompts(self):
-        """Called when every prompt has retired: nothing to do, but `PPOPacer` stops collecting."""
+        """Every prompt has retired. Only `PPOPacer` has something to do then."""
 
     def take(self, version):
-        """The P groups of the step on weights `version`. None: not yet, keep generating."""
+        """The P groups of the step on weights `version`, or None: keep generating."""
         finished = sorted((g for g in self.groups.values() if g.finished),
                           key=lambda g: (g.start, g.group_id))
         taken = finished[: self.P]
@@ -147,13 +143,13 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        The best plan: sort those left behind by deadline, i = 0, 1, .. The step at version + 1
-        takes i = 0 .. P - 1, the next one i = P .. 2 P - 1: i has its step at version + 1 + i // P.
+        Sort the groups left behind by deadline, i = 0, 1, .. The step at version + 1 takes the
+        first P, and so on: group i has its step at version + 1 + i // P.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
-        The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
-        starts at version 1 and is quick. The step at version 1 may not take it: a and b would be
-        left for version 2, which holds one. The trainer waits until a or b has finished."""
+        The step at version 0 takes c. Group d (quick) starts at version 1. The step at version 1
+        may not take d, because a and b would both need the step at version 2. The trainer waits
+        until a or b has finished."""
         chosen = {group.group_id for group in taken}
         deadlines = sorted(g.start + self.k for g in self.groups.values()
                            if g.group_id not in chosen)
@@ -162,7 +158,7 @@ class PipelinePacer:
 
 class PPOPacer(PipelinePacer):
     """PPO-off-policy-k, the usual practice: generate k * P groups with frozen weights, then train
-    k steps on them; no sample runs meanwhile. The lag goes from 0 in the first step to k - 1."""
+    k steps on them. The lag goes from 0 in the first step to k - 1 in the last."""
 
     def __init__(self, k, prompts_per_step):
         super().__init__(k, prompts_per_step)
@@ -202,9 +198,9 @@ def make_pacer(config):
 def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
-    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards leave before anything is
-    averaged: their zero advantages would make the loss's mean and the advantages' std smaller. No
-    new groups replace them (paper, sec. 3.2). That the std is of the kept groups alone is ours."""
+    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards leave first: their
+    zero advantages would make the loss's mean and the advantages' std smaller. No new groups
+    replace them (paper, sec. 3.2)."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~(equal & config.zero_variance_filter)
@@ -223,15 +219,15 @@ def padded(rollouts, name, dtype):
 
 @dataclass
 class Batch:
-    """The samples of one optimizer step, a row each. A micro-batch is some of its rows."""
+    """The samples of one optimizer step, a row each."""
     rollouts: list[Rollout]             # N of them
     behavior_logprobs: torch.Tensor     # (N, T) log μ, as the sampler recorded it
-    lags: torch.Tensor                  # (N, T) the version now minus the token's; padding: useless
+    lags: torch.Tensor                  # (N, T) the version now minus the token's
     advantages: torch.Tensor            # (N,)   one for all tokens of a sample
     token_weights: torch.Tensor         # (N, T) share of each token in the loss; 0: not trained on
 
     def rows(self, indices, device):
-        """A micro-batch: the rows with these indices, cut to the longest output among them."""
+        """A micro-batch: the rows with these indices, cut to their longest output."""
         rollouts = [self.rollouts[i] for i in indices]
         T = max(len(r.output_ids) for r in rollouts)
         return Batch(rollouts, *(x.to(device) for x in (
@@ -240,15 +236,15 @@ class Batch:
 
 
 def make_batch(rollouts, rewards, version, config):
-    """The `Batch` of the next optimizer step. Means over the step are computed here, once, and
-    nothing is divided later: so any split into micro-batches and processes will do.
+    """The `Batch` of the next optimizer step. Means over the step are computed here, so any split
+    into micro-batches and processes gives the same gradient.
 
     rollouts (P*G), group by group; rewards (P, G), P: groups kept; version: before the step."""
     P, G = rewards.shape
-    # mask: True for tokens that the policy sampled, False for the forced phrase and for padding.
+    # True for tokens that the policy sampled, False for the forced phrase and for padding.
     mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)
-    if config.overlong_filter:          # ours: a truncated sample gives no gradient; its reward
-                                        # still counts in its group's mean and in the batch's std
+    # Ours: a truncated sample gives no gradient, but its reward counts in the mean and the std.
+    if config.overlong_filter:
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(
         rollouts, padded(rollouts, "behavior_logprobs", torch.float32),
@@ -262,7 +258,7 @@ def make_batch(rollouts, rewards, version, config):
 class Policy(torch.nn.Module):
     """log π of the tokens that were sampled: one forward pass over some rollouts.
 
-    model        a transformers causal LM, prepared by engines/accept.py, with fp32 weights
+    model        a transformers causal LM with fp32 weights
     temperature  the sampler's
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
@@ -279,13 +275,12 @@ class Policy(torch.nn.Module):
             packed.round_between_products(model, dtype)     # where vLLM rounds to bf16
 
     def forward(self, rollouts):
-        """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; T is the
-        longest output; 0 for forced tokens and for padding."""
+        """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; 0 for forced
+        tokens and for padding."""
         head = self.model.get_output_embeddings().weight                                # (V, H)
-        # One row of tokens: each prompt once, then its outputs without their last tokens, which
-        # predict nothing; attention keeps outputs apart (engines/packed.py). Of prompt [p q] and
-        # outputs [a b], [c]:    row      p q a    predict  1 2 1   places in the row of q, a, q
-        #                        targets  a b c    sample   0 0 1,  column 0 1 0: in the result
+        # One row of tokens: each prompt once, then the outputs without their last tokens, which
+        # predict nothing. Attention keeps outputs apart (engines/packed.py). The state at place
+        # `predict` predicts the token `targets`; its place in the result is (`sample`, `column`).
         pack = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens need no log-prob. O: all output tokens.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
@@ -304,10 +299,10 @@ class Policy(torch.nn.Module):
 class Trainer(TrainedModel):
     """The model, its optimizer, and a step of training. `TrainedModel` adds weights, save and load.
 
-    team    the processes that train together (scaleout/team.py). With one, `whole(x)` is x; so is
-            `mine(x, _)`, the largest first; `loss(f, ...)` is f(...), `finish(_, stats)` stats.
-            Several share the micro-batches and add gradients; `finish`, which all reach, raises an
-            error of `loss`. `begin` names a part of a step; it and `mine` raise Stopped."""
+    team    the processes that train together (scaleout/team.py): they share the micro-batches and
+            add gradients. With one process, read `whole(x)` and `mine(x, _)` as x, `loss(f, ...)`
+            as f(...), `finish(_, stats)` as stats. `finish` raises an error of `loss`. `begin` and
+            `mine` raise Stopped."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -322,23 +317,23 @@ class Trainer(TrainedModel):
         self.policy, self.optimizer = team.prepare(policy, optimizer)
 
     def update(self, rollouts, rewards, version):
-        """Update the weights. Returns (1, metrics); (0, metrics): no token is left to train on.
+        """Update the weights. Returns (1, metrics), or (0, metrics) without a token to train on.
 
         rollouts, rewards, version as in `make_batch`. Raises FloatingPointError when a log-prob,
         the loss or the gradient is not finite."""
         config = self.config
         batch = make_batch(rollouts, rewards, version, config) if rollouts else None
-        if batch is None or not batch.token_weights.any():  # no group, or no token, is left
+        if batch is None or not batch.token_weights.any():
             return 0, {"tokens/trained": 0}
 
-        # 1. The gradient of the step is the sum of the gradients of its micro-batches.
+        # 1. The gradient of the step is the sum over its micro-batches.
         stats = []
         for indices in self.team.mine(
                 packed.micro_batches(rollouts, config.micro_batch_tokens), rollouts):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(part.rollouts)          # (N, T) of this micro-batch
             if config.behavior == "recomputed":
-                # Ablation: log μ is this pass's own log π, so each ratio is 1.
+                # Ablation: log μ is the log π of this pass, so each ratio is 1.
                 part.behavior_logprobs = logprobs.detach()
             loss, stat = self.team.loss(
                 policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.token_weights,
@@ -346,7 +341,6 @@ class Trainer(TrainedModel):
                 eps_high=config.eps_high, lags=part.lags, entropy=entropy)
             loss.backward()
             stats.append(stat)
-        # `stats` are sums, minima and maxima. So the step's are exact, however samples are split.
         log = merge_stats(self.team.finish(self.policy, stats))
 
         # 2. Clip the global norm (ours).
@@ -369,9 +363,8 @@ class Trainer(TrainedModel):
 class Run:
     """One training run: its parts, and the loop over its steps.
 
-    trainer                a `Trainer`; of several processes, an object that calls all Trainers
-    problems               what is asked: `train` and `heldout` {id: Problem}, `prompts` {id: token
-                           ids} (tasks/problems.py)
+    trainer                a `Trainer`, or an object that calls the Trainers of all processes
+    problems               `train`, `heldout` {id: Problem}, `prompts` {id: token ids}
     verifier               is an answer right? (tasks/verifier.py)
     sampler, eval_sampler  generation (sampler.py), for training and for evaluations
     folder                 runs/NAME (artifacts/run_folder.py)"""
@@ -385,20 +378,20 @@ class Run:
         devices = self.team.size + sampler.devices      # of training and of generation
         self.compute = Compute(trainer.model, devices, trainer.device)
         self.step = 0                   # steps of this loop so far
-        self.version = 0                # optimizer steps taken: a step of the loop may take none
+        self.version = 0                # optimizer steps taken
         self.evaluated = None           # the step of the last evaluation
         self.best = -1.0                # pass rate of the best evaluation
-        self.generated = 0              # tokens of the samples that finished since the last step
+        self.generated = 0              # sampled tokens of samples finished since the last step
 
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
-        if self.evaluated is None:              # a new run; a resumed one has pushed its weights
+        if self.evaluated is None:              # a new run
             self.push_weights()
             agreement = self_test(self)         # do sampler and trainer compute alike?
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | agreement)
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
-            self.evaluate()             # step 0's, or the one that a stop has broken off
+            self.evaluate()             # of step 0, or one that was broken off
         with Progress(self.config.steps, self.step) as progress:
             while self.step < self.config.steps:
                 line = self.train_step()
@@ -406,7 +399,7 @@ class Run:
                     break
                 progress.show(line)
                 if self.step % self.config.eval_every == 0:
-                    self.folder.save(self)      # also in `generate`, every `save_minutes`
+                    self.folder.save(self)
                     self.evaluate()
         if self.evaluated != self.step:         # no evaluation fell on the last step
             self.folder.save(self)
@@ -422,18 +415,17 @@ class Run:
     def train_step(self):
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
-        # 1. Generate, for later steps too. vLLM servers do it in 2 and 3, too, and pause in 4; a
-        #    sampler in this process generates in 1 alone.
+        # 1. Generate, for later steps too. vLLM servers go on in 2 and 3, and pause in 4.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
             return None
 
-        # 2. Reward: +1 for a right answer, -1 for any other (and a penalty, in an ablation).
+        # 2. Reward: +1 for a right answer, -1 for any other.
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
 
-        # The pacer's rule is about groups. This checks it for every token, before any filter.
+        # The pacer's rule is about groups. Check it for every token.
         versions = [version for rollout in rollouts for version in rollout.versions]
         lag, mean_lag = self.version - min(versions), self.version - fmean(versions)
         assert lag <= self.pacer.largest_lag, f"lag {lag}, at most {self.pacer.largest_lag}"
@@ -463,7 +455,7 @@ class Run:
 
     def generate(self):
         """Generate until the pacer has the next step's groups. None: the prompts have run out."""
-        # On servers, samples have finished while the trainer trained: their slots are free now.
+        # On servers, samples have finished while the trainer trained.
         self.team.begin("generate", self.version)
         self.collect(self.sampler.finished())
         while True:
@@ -487,20 +479,19 @@ class Run:
                                         G, self.problems.train[prompt_id].task))
 
     def decode(self, sampler):
-        """One decode step: a token more for every running sequence; on servers, a short wait.
-        Returns the samples that have finished."""
+        """One decode step: a token more for every running sequence. Returns finished samples."""
         self.team.begin("generate", self.version)           # here a run can be stopped
         return sampler.step()
 
     def collect(self, rollouts):
-        """Hand finished samples to their groups. Forced tokens are not counted as generated."""
+        """Hand finished samples to their groups."""
         for rollout in rollouts:
             self.pacer.groups[rollout.group_id].rollouts.append(rollout)
             self.generated += sum(rollout.sampled)
 
     def reward(self, groups):
-        """(rollouts (P*G), rewards (P, G), metrics). The curriculum notes the pass rates. The
-        verifier marks a truncated sample as wrong, whatever its text says (ours)."""
+        """(rollouts (P*G), rewards (P, G), metrics). The verifier marks a truncated sample as
+        wrong, whatever its text says (ours)."""
         config, G = self.config, self.config.samples_per_prompt
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         verdicts, log = self.verifier.rewards(rollouts, self.problems.train, self.trainer.tokenizer)
@@ -508,14 +499,14 @@ class Run:
         for group, row in zip(groups, right):
             self.curriculum.record(group.prompt_id, int(row.sum()), G)
         rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; your own: right if above 0
-        if config.length_penalty:       # the paper's ablation: correct samples alone pay for length
+        if config.length_penalty:       # the paper's ablation, for correct samples alone
             lengths = torch.tensor([sum(r.sampled) for r in rollouts]).float().view(-1, G)
             rewards += right * length_penalty(lengths, l_cache=config.length_penalty,
                                               l_max=config.think_max + config.answer_tokens)
         return rollouts, rewards, {"pass_rate": right.float().mean().item()} | log
 
     def push_weights(self, sampler=None):
-        """Copy the trainer's weights to a sampler (default: training's), between decode steps."""
+        """Copy the trainer's weights to a sampler (default: training's)."""
         self.team.begin("push", self.version)
         (sampler or self.sampler).push_weights(self.trainer.weights(self.trainer.dtype),
                                                self.version)
@@ -523,7 +514,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate(self):
-        """Answer the held-out prompts with another sampler; on servers training's samples go on."""
+        """Answer the held-out prompts with another sampler; training's samples wait or go on."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other draws than training's
@@ -531,7 +522,7 @@ class Run:
         verdicts, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         correct = Counter(r.prompt_id for r, verdict in zip(rollouts, verdicts) if verdict > 0)
         result = mean_at_k(correct, heldout, config.eval_samples)
-        # The curve and the best model go by training tasks; eval_tasks must not choose a model.
+        # eval_tasks count for neither the curve nor the best model.
         mean = fmean(result[task] for task in self.problems.curve_tasks)
         self.evaluated = self.step
         log_evaluation(self, rollouts, correct, result, mean, metrics, time.perf_counter() - start)
@@ -540,7 +531,7 @@ class Run:
             self.folder.save_model(self.trainer, "checkpoints/best")
 
     def answers(self, sampler, problem_ids, samples):
-        """The rollouts of `samples` answers to each problem. The sampler must be idle before."""
+        """The rollouts of `samples` answers to each problem."""
         for i, problem_id in enumerate(problem_ids):
             sampler.submit(Request(i, problem_id, self.problems.prompts[problem_id], samples))
         rollouts = []
@@ -551,8 +542,8 @@ class Run:
         return rollouts
 
     def close(self):
-        """However the run ended: no process stays behind, and no log line is lost."""
-        with ExitStack() as stack:              # which closes all, whatever fails to close
+        """End the processes and close the files, whatever fails to close."""
+        with ExitStack() as stack:
             for part in (self.folder, self.sampler, self.verifier):     # closed in reverse order
                 stack.callback(part.close)
 
