@@ -89,8 +89,10 @@ class Config:
                                         # or as the trainer has it now: every ratio is 1
     eps_max: float = 5.0                # ours; CISPO's cap; the paper found 4, 5 and 8 alike
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
-    eps_high: float = 0.2               # paper, for grpo; at 1 + this; dapo: 0.26 (`policy_loss`)
-    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
+    eps_high: float = 0.2               # paper, for grpo; at 1 + this; for dapo set 0.26. What both
+                                        # are in dppo and cispo_masked: `policy_loss`
+    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler; products
+                                        # of bf16 numbers are summed in fp32 (ours)
 
     # -- optimizer (AdamW)
     lr: float = 5e-7                    # paper, constant after warm-up
@@ -98,12 +100,13 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); in fp32 lost: 1 - 5e-9 is 1
+    weight_decay: float = 0.01          # paper; of all weights (ours); without effect at this lr:
+                                        # in fp32 1 - 5e-9 is 1
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
-    micro_batch_tokens: int = 8192      # ours; of one forward pass; another number gives the same
-                                        # result, but for rounding
+    micro_batch_tokens: int = 8192      # ours; of one forward pass (a longer sample: alone); the
+                                        # result is the same, but for rounding
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile; auto: on a GPU
     gpus: int = -1                      # ours; 0: the CPU; -1: all in a run of several processes,

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Skip these at first. SAME_A and A_STEP are the paper's, the others ours.
+# Skip these at first. SAME_A and A_STEP are the paper's, others ours; SAME_A, FEW: for fitting/.
 SAME_A = 0.02             # closer ceilings count as equal (A of the paper's three seeds: +-.015)
 A_STEP = 0.005            # method "grid": from one A to the next
 LEVEL = 0.90              # of every interval
@@ -48,7 +48,7 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0, 1/2 at C_mid (the power law: far below 0, and 0).
+# reached: 0 at C = 0, 1/2 at C_mid. (The power law's g is far below 0 at C = 0, and 0 at C_mid.)
 LAWS = {                    # g for a given c, and c for a given g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -76,7 +76,7 @@ def sigmoid(C, A, B, C_mid, R0):
 
 
 def compute_needed(law, R, A, B, C_mid, R0):
-    """The C at which the law reaches R: 0 if R <= R0, else inf if R >= A."""
+    """The C at which the law reaches R: 0 if R <= R0 (of the power law, too), inf if R >= A."""
     with np.errstate(all="ignore"):
         C = C_mid * LAWS[law][1](np.divide(R - R0, A - R0), B)
     return np.where(R <= R0, 0.0, np.where(R >= A, np.inf, C))
@@ -311,7 +311,8 @@ class Fit:
         return np.concatenate([each.paths(C, noise) for each in self.pool])
 
     def futures(self, C, noise=False):
-        """What may be measured at C (k,) -> (S or 2 S, k) in [0, 1]; no rows if `no_interval`.
+        """What may come at C (k,) -> (S or 2 S, k) in [0, 1]; no rows if `no_interval`. With
+        `noise`, that of an evaluation, too.
 
         The bootstrap alone is too narrow: no law is exact, no run is smooth. So each replicate
         draws two standard normals, z1 and z2. Beyond the last fitted C it is moved by
@@ -321,9 +322,9 @@ class Fit:
         if self.no_interval:
             return np.empty((0, C.size))
         ahead, now = np.maximum(C, end), self.paths(end)
-        of_law, of_run = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
+        z1, z2 = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
         rise, doublings = self.paths(ahead) - now, np.log2(ahead / end)
-        errors = LAW_ERROR * of_law * rise + RUN_ERROR * of_run * doublings
+        errors = LAW_ERROR * z1 * rise + RUN_ERROR * z2 * doublings
         return np.clip(self.paths(C, noise) + errors, 0, 1)
 
     def predict(self, C):
@@ -343,7 +344,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                 "fit" if there is none
     method      "free", or "grid": A.5's way, on nodes of ours
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4)
-    c_min, c_max  evaluations with less or more compute are not fitted; R0 is still that of C = 0
+    c_min, c_max  evaluations with less or more compute are not fitted; C = 0 still gives R0
     answers     problems times samples of an evaluation: noise is at least their binomial error
     bootstrap   replicates; 0: no intervals
     A_range     (low, high); None: (R0, 1), or (0, 1) if R0 is fitted; equal numbers fix A
@@ -381,9 +382,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # Only theta is the grid's: intervals and rivals stay those of the free fit.
+    # Only theta is the grid's: intervals and rivals stay those of the free fit. (1e-9: for an R0
+    # of .28 the first node is 56 A_STEP, although .28 / .005 is 56.00000000000001.)
     if method == "grid":
-        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP  # .28: not 57
+        first_node = low if A_range else np.ceil(theta[3] / A_STEP - 1e-9) * A_STEP
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(first / (1e5 if law == "power" else 10), 2 * last, 400)
@@ -401,7 +403,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 # Three parameters fit any rising run: a small error on the fitted evaluations proves nothing.
 def line_at(C, R, C_at):
     """A straight line in log C, at C_at (k,) -> (k,), for fitting/. It is fitted to the last half
-    of the amounts of compute after step 0, or the last three, if more."""
+    of the amounts of compute after step 0, and to three at least."""
     amounts = np.unique(C[C > 0])
     late = C >= amounts[-max(3, amounts.size // 2):][0]
     return np.polyval(np.polyfit(np.log(C[late]), R[late], 1), np.log(C_at))

@@ -204,8 +204,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                                     set aggregation "sample", too
                        "reinforce"  Â · log π: no ratio (ours)
     eps_max            cispo's cap on the ratio itself
-    eps_low, eps_high  grpo, dapo, gspo: how far the ratio may move from 1. For gspo about 1e-3
-                       (paper): a sequence's ratio is a mean, so it is close to 1.
+    eps_low, eps_high  how far the ratio may move from 1 (cispo_masked, dppo: see above). For gspo
+                       about 1e-3 (paper): a sequence's ratio is a mean, so it is close to 1.
     lags, entropy      (N, T), optional: for the statistics alone
 
     Returns (loss, stats): a scalar, and floats for `merge_stats`. Raises ValueError for an unknown

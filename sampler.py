@@ -10,8 +10,9 @@ of the lag.
                     (CONTRIBUTING.md).
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
-sequence. Between two steps the caller may push new weights. Running sequences go on. Their keys and
-values are not computed again: new weights read those of old ones. So every token has its version.
+sequence. Between two steps the caller may push new weights. Running sequences go on, and their keys
+and values are not computed again: the next tokens read what older weights have computed. A sample
+has tokens of several versions, so each token records its own.
 
 Where the paper is silent ("ours"):
  a. Each sample draws its own thinking budget, uniformly.
@@ -230,7 +231,7 @@ class TransformersSampler:
     def _choose(self, hidden):
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
-        The draw is the first token whose cumulative probability exceeds a uniform number u. With
+        The draw is the first token whose cumulative probability exceeds u, uniform in [0, 1). With
         torch.multinomial it would be 2 to 8 times slower. The sum is in float64: in fp32,
         probabilities below 3e-8 would not change it."""
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap(self.model))

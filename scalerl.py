@@ -15,10 +15,11 @@ more likely, a negative one less likely. That is GRPO. ScaleRL is GRPO, but:
                                 ratio π/μ, p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO: the ratio is a weight, capped at ε_max; a token above the cap
-                                still learns. One std for the batch. Tokens are averaged by prompt.
+                                still learns. One std for the batch. Mean over a prompt's tokens,
+                                then over prompts.
                                 fp32 logits, in the sampler too.
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
-                                no KL penalty (GRPO has one), no entropy bonus, no value network
+                                no KL penalty (GRPO has one), no entropy bonus
 
 "Ours" marks what the paper does not say, or does differently. For example, the x of the curve is
 the FLOPs of generation and training, without evaluations (the paper: GPU-hours).
@@ -62,9 +63,9 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate is `retire_at` (0.9) or higher.
-    The pass rate is over all samples that steps have consumed so far (ours). Little is left to
-    learn then: of its groups of 16, 19% (.9^16) are all right and teach nothing, 60% have one or
-    two mistakes."""
+    The pass rate is over all samples that steps have consumed so far (ours; prompts are asked
+    before steps consume them). Little is left to learn then: of its groups of 16, 19% (.9^16) are
+    all right and teach nothing, 60% have one or two mistakes."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -106,9 +107,9 @@ class PipelinePacer:
     admission   A group may start while fewer than (k + 1) * P are outstanding. The k + 1 steps on
                 weights s, s + 1, .. s + k take P groups each. For one group more there would be
                 no step in time.
-    a step      takes the P finished groups that started first. It waits if the groups left behind
-                could not all meet their deadlines at P groups a step. (Ours: the paper's trainer
-                waits when it is k steps ahead.)
+    a step      takes the P finished groups that started first; so long samples tend to have larger
+                lags. It waits if the groups left behind could not all meet their deadlines at P
+                groups a step. (Ours: the paper's trainer waits when it is k steps ahead.)
 
     Nothing is dropped for being old."""
 
@@ -144,7 +145,7 @@ class PipelinePacer:
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
         Sort the groups left behind by deadline, i = 0, 1, .. The step at version + 1 takes the
-        first P, and so on: group i has its step at version + 1 + i // P.
+        first P, and so on: group i has its step at version + 1 + i // P, at the latest.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c. Group d (quick) starts at version 1. The step at version 1
@@ -279,8 +280,9 @@ class Policy(torch.nn.Module):
         tokens and for padding."""
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: each prompt once, then the outputs without their last tokens, which
-        # predict nothing. Attention keeps outputs apart (engines/packed.py). The state at place
-        # `predict` predicts the token `targets`; its place in the result is (`sample`, `column`).
+        # predict nothing. Attention keeps outputs apart (engines/packed.py). Of prompt [p q] and
+        # outputs [a b], [c]:    row      p q a    predict  1 2 1   places in the row of q, a, q
+        #                        targets  a b c    sample   0 0 1,  column 0 1 0: in the result
         pack = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens need no log-prob. O: all output tokens.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
@@ -301,8 +303,8 @@ class Trainer(TrainedModel):
 
     team    the processes that train together (scaleout/team.py): they share the micro-batches and
             add gradients. With one process, read `whole(x)` and `mine(x, _)` as x, `loss(f, ...)`
-            as f(...), `finish(_, stats)` as stats. `finish` raises an error of `loss`. `begin` and
-            `mine` raise Stopped."""
+            as f(...), `finish(_, stats)` as stats. An error in `loss` waits for `finish`, so that
+            no process waits for another. `begin` and `mine` raise Stopped if the run is to end."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -415,7 +417,8 @@ class Run:
     def train_step(self):
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
-        # 1. Generate, for later steps too. vLLM servers go on in 2 and 3, and pause in 4.
+        # 1. Generate, for later steps too. vLLM servers go on in 2 and 3, and pause in 4. A sampler
+        #    in this process generates in 1 alone: its weights change in 4, between two tokens.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
@@ -443,7 +446,8 @@ class Run:
         self.push_weights()
         watch.lap("sync")
 
-        # 5. Write it down. x of the curve: FLOPs of 1 forward pass over `rollouts`, 3 over `kept`.
+        # 5. Write it down. x of the curve: the FLOPs of a forward pass over `rollouts` (generation)
+        #    and of three over `kept` (a backward pass costs two).
         self.step += 1
         self.compute.add_step(rollouts, kept if stepped else [], config.samples_per_prompt,
                               self.generated, watch.total)
@@ -498,7 +502,7 @@ class Run:
         right = torch.tensor(verdicts).view(-1, G) > 0                                  # (P, G)
         for group, row in zip(groups, right):
             self.curriculum.record(group.prompt_id, int(row.sum()), G)
-        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; your own: right if above 0
+        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; your own reward: right if > 0
         if config.length_penalty:       # the paper's ablation, for correct samples alone
             lengths = torch.tensor([sum(r.sampled) for r in rollouts]).float().view(-1, G)
             rewards += right * length_penalty(lengths, l_cache=config.length_penalty,
