@@ -6,6 +6,7 @@ answer ("the answer is x", <answer>x</answer>, a last line "#### x"); else what 
 last sentence; else its last number or, where the gold answer is no number, its last stretch without
 words. Other boxes or declared answers must be right, too. A gold number wants a plain number: these
 are compared here, as fractions; words, times and dates as they are; the rest by Math-Verify."""
+import calendar
 import functools
 import re
 import tomllib
@@ -40,6 +41,8 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
     re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?([0-9]+)\}?"), lambda m: (
         rf"\frac{{{int(m[1] + m[2] + m[3]) - int(m[1] + m[2] or 0)}}}"
         rf"{{{10 ** len(m[2]) * (10 ** len(m[3]) - 1)}}}")))
+SPELLINGS.append((re.compile(r"(?<!\S)([12]\d{3})-(0[1-9]|1[0-2])-([0-3]\d)(?![-\d])"), lambda m: (
+    f"{calendar.month_name[int(m[2])]} {int(m[3])}, {m[1]}")))  # 2023-10-12
 
 
 def by_choice(text, gold, question):
@@ -51,9 +54,10 @@ def by_choice(text, gold, question):
             if clean(one) in (clean(gold), RE.text.sub(r"\1", clean(gold))):
                 parts, right = judged(text, other)
                 part = RE.text.sub(r"\1", parts[0]) if parts else ""
-                both, others = RE.lettered.fullmatch(part), [x for a, x in choices if a != pair[0]]
-                if both and (both[1] != pair[0] or both.groups() not in choices
-                             and clean(both[2]) in map(clean, others)):
+                both = RE.lettered.fullmatch(part)
+                own = {clean(x) for a, x in choices if a == pair[0]}
+                rest = clean(re.sub(r"^\W*?[A-J](?:\\ |[).:,\s])+", "", part))
+                if both and both[1] != pair[0] or rest in {clean(x) for _, x in choices} - own:
                     return parts, [False]  # (D) 9, where C is 9, or (C) 8, where D is 8
                 found = judged(rf"\boxed{{{both[2]}}}", pair[1], question) if both else (
                     parts, [{*right} == {True} or parts == [clean(other)]])  # the latter: a formula

@@ -735,7 +735,7 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
     ("twentieth", 10, 1), ("twentyfirst", 0, 0), ("twentysecond", 3, 0),
     ("twentythird", 4, 0), ("twentyfourth", 4, 0), ("twentyfifth", 4, 1),
     ("twentysixth", 7, 3), ("twentyseventh", 0, 0),
-    ("twentyeighth", 3, 0), ("twentyninth", 9, 1), ("borders", 224, 128),
+    ("twentyeighth", 2, 0), ("twentyninth", 9, 1), ("borders", 391, 372),
     ("review", 399, 46), ("notation", 508, 53)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
@@ -751,7 +751,7 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
 
 @pytest.mark.days(4)
 @pytest.mark.parametrize(("writer", "refused", "paid"), [
-    ("first", 795, 11), ("second", 191, 1)])
+    ("first", 765, 11), ("second", 191, 1)])
 def test_classes_of_notation_are_judged_as_the_page_says(writer, refused, paid, verifier):
     """Each notation of an answer against each other one as the gold answer: when the first 120
     classes were new, 1,698 of 8,626 pairs were refused, and some ended the worker."""
