@@ -26,6 +26,8 @@ filled = functools.partial(  # a regular expression with the parts that it names
 for key, text in (WORDS["parts"] | WORDS["patterns"]).items():
     setattr(RE, key, re.compile(filled("".join(text)), re.I | re.M))
 NUMBERS = dict(row.rsplit(" ", 1) for row in WORDS["numbers"].split(", "))
+NUMBERS |= {f"{ten} {one}": str(int(value) + i) for ten, value in NUMBERS.items() if ten[-2:] == "ty"
+            for i, one in enumerate([*NUMBERS][1:10], 1)}  # forty two
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
 
@@ -261,6 +263,9 @@ def same_number(part, gold, question="", ratio=False):
         if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False
+        if gold_percent and not percent and 0 < abs(value) < 1 and "probability" in question and (
+                not re.search("(?i)[cz]ent|%|％|процент|百分", question + part)):
+            return False  # .2 for .2%
         return None if "^" in part.rpartition("=")[2] and RE.tens.search(question) else True
     return percent != gold_percent and (  # 50% for 0.5; but 2500% for 25 is a slip
         value == 100 * gold_value and abs(value) <= 1000 if percent else 100 * value == gold_value)

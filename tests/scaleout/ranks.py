@@ -18,7 +18,8 @@ def shard_on_cpu(plugin):
     AcceleratorState._shared_state["fsdp_plugin"] = plugin
 
 
-def _child(rank, size, port, results, run, args):
+def _child(rank, size, port, results, all_here, run, args):
+    all_here.wait(300)      # their imports take seconds on a busy machine, deadlines of tests are short
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
                    "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
@@ -39,8 +40,9 @@ def started(size, run, *args):
     returned, its exit code, or the sentence with which it ended). None outlives this."""
     results, store = SPAWN.SimpleQueue(), dist.TCPStore("127.0.0.1", 0, is_master=True,
                                                         wait_for_workers=False)
+    all_here = SPAWN.Barrier(size)
     children = [SPAWN.Process(target=_child, daemon=True, args=(
-        rank, size, store.port, results, run, args)) for rank in range(size)]
+        rank, size, store.port, results, all_here, run, args)) for rank in range(size)]
     try:
         for child in children:
             child.start()
