@@ -26,8 +26,8 @@ filled = functools.partial(  # a regular expression with the parts that it names
 for key, text in (WORDS["parts"] | WORDS["patterns"]).items():
     setattr(RE, key, re.compile(filled("".join(text)), re.I | re.M))
 NUMBERS = dict(row.rsplit(" ", 1) for row in WORDS["numbers"].split(", "))
-NUMBERS |= {f"{ten} {one}": str(int(value) + i) for ten, value in NUMBERS.items() if ten[-2:] == "ty"
-            for i, one in enumerate([*NUMBERS][1:10], 1)}  # forty two
+NUMBERS |= {f"{ten} {one}": str(int(value) + i) for ten, value in NUMBERS.items()
+            if ten.endswith("ty") for i, one in enumerate([*NUMBERS][1:10], 1)}  # forty two
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
 

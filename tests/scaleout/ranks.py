@@ -19,7 +19,7 @@ def shard_on_cpu(plugin):
 
 
 def _child(rank, size, port, results, all_here, run, args):
-    all_here.wait(300)      # their imports take seconds on a busy machine, deadlines of tests are short
+    all_here.wait(300)      # imports take seconds on a busy machine, deadlines here are short
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
                    "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",

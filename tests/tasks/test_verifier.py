@@ -67,7 +67,7 @@ def test_the_right_answer_is_found(text):
         ("7</think>8", "wrong"),  # the thinking does not count
         ("7</think>", "no answer"),
         ("", "no answer"),
-        ("thirty", "wrong"), ("thirty-one", "no answer"),
+        ("thirty", "wrong"), ("thirty-one", "wrong"), ("three hundred", "no answer"),
         ("x7", "no answer"),
         ("7/0", "no answer"),
         (r"\boxed{8}, and also 7", "wrong"),
