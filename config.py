@@ -82,7 +82,7 @@ class Config:
                                         # over a sample's, then over samples (GRPO); token: over all
     # π: the trainer's probability of a token, μ: the sampler's. "cispo" caps the ratio π/μ at
     # eps_max; "grpo" and "dapo" clip it to 1 - eps_low .. 1 + eps_high; "gspo" clips one ratio of a
-    # whole sequence: set both to about 1e-3. `policy_loss` explains all losses.
+    # whole sequence: set both to about 1e-3. `policy_loss` in loss.py explains all losses.
     loss: Literal[                      # paper; the formula alone; whole recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; μ as the sampler recorded it,

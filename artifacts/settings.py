@@ -101,7 +101,7 @@ def typed(name, value, kind):
 def read_toml(path):
     """The settings in a TOML file, as {name: value}."""
     with refused(f"{path}: cannot be read as TOML: ", (OSError, ValueError)):   # no file, no text
-        values = tomllib.loads(Path(path).read_text("utf-8"))
+        values = tomllib.loads(Path(path).read_text("utf-8-sig"))
     if unknown := [*values.keys() - {field.name for field in dataclasses.fields(Config)}]:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; --help lists all")
     return values

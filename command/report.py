@@ -23,7 +23,7 @@ def write_report(folder):
     folder, rows = Path(folder), symptoms.read(folder)
     steps = [row for row in rows if "pass_rate" in row]
     if not steps:
-        why = "has no finished step yet" if folder.exists() else "is not there"
+        why = "has no finished step yet" if rows else "is not there, or empty"
         raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl {why}")
     last, told = steps[-1], symptoms.told(rows)
     with matplotlib.rc_context({"svg.fonttype": "none"}):       # letters stay letters: small files

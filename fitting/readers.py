@@ -87,11 +87,11 @@ def log_in(folder):
 
 
 def read_text(path):
-    """A file's text. PowerShell's > writes UTF-16, which begins with FF FE; Excel a mark (sig)."""
+    """A file's text. PowerShell's > writes UTF-16 (FF FE), Excel a mark (sig) or Windows 1252."""
     if (raw := path.read_bytes()).startswith(b"version https://git-lfs"):
         raise BadInput(f"{path} only says where Git LFS keeps the file: git lfs pull brings it")
-    kind = "utf-16" if raw[:1] > b"\xfd" else "utf-8-sig"
-    return re.sub("\r\n?", "\n", raw.decode(kind, "replace"))
+    text = raw.decode("utf-16" if raw[:1] > b"\xfd" else "utf-8-sig", "replace")
+    return re.sub("\r\n?", "\n", raw.decode("cp1252", "replace") if "\ufffd" in text else text)
 
 
 def read_table(path):

@@ -269,6 +269,7 @@ def test_a_table_from_excel_is_read(tmp_path):
               '{"gpu_hours": 1500.5, "pass_rate": 0.4}\n', "utf-8-sig"),
     ("a.csv", "gpu_hours,pass_rate\n0,0.2\n500,0.31\n1500.5,0.4\n", "utf-16"),
     ("a.csv", "gpu_hours;pass_rate\r\n0;0,2\r\n500;0,31\r\n1500,5;0,4\r\n", "utf-8"),   # Germany
+    ("a.csv", "gpu_hours;pass_rate;Größe\n0;0,2;1\n500;0,31;1\n1500,5;0,4;1\n", "cp1252"),
     ("a.csv", "gpu_hours;pass_rate\n0;20%\n500;31,0%\n1.500,50;40%\n", "utf-8"),
     ("a.tsv", "gpu_hours\tpass_rate\n0,0\t20%\n500\t31,0%\n1500,5\t40,00%\n", "utf-8"),
     ("a.jsonl", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'
