@@ -18,8 +18,8 @@ from fit import BadInput, checked
 
 NAMES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf-8"))
 STEP_COLUMNS, Y_COLUMNS, LOGS, LIKELY = (NAMES[k] for k in ("steps", "rewards", "logs", "likely"))
-X_COLUMNS = [*NAMES["compute"], *STEP_COLUMNS, "episode", "epoch"]
 RE = {name: re.compile(pattern) for name, pattern in NAMES["patterns"].items()}
+WINDOWS = dict(enumerate(bytes(range(128, 256)).decode("cp1252", "replace"), 0xDC80))
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 
 
@@ -90,8 +90,8 @@ def read_text(path):
     """A file's text. PowerShell's > writes UTF-16 (FF FE), Excel a mark (sig) or Windows 1252."""
     if (raw := path.read_bytes()).startswith(b"version https://git-lfs"):
         raise BadInput(f"{path} only says where Git LFS keeps the file: git lfs pull brings it")
-    text = raw.decode("utf-16" if raw[:1] > b"\xfd" else "utf-8-sig", "replace")
-    return re.sub("\r\n?", "\n", raw.decode("cp1252", "replace") if "\ufffd" in text else text)
+    kind = ("utf-16", "replace") if raw[:1] > b"\xfd" else ("utf-8-sig", "surrogateescape")
+    return re.sub("\r\n?", "\n", raw.decode(*kind).translate(WINDOWS))    # what is no UTF-8
 
 
 def read_table(path):
@@ -274,7 +274,7 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
     TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN. It may hold = and , itself.
-    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has, x
+    x, y: column names or globs; None: the first of columns.toml that the first log has, x
     in most evaluations; all logs need it.  x_scale multiplies compute; reward_range -> [0, 1]."""
     ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
     name, paths = next((way for way in ways if os.path.exists(way[1]) or all(os.path.exists(
@@ -295,7 +295,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         steps = [s for s in STEP_COLUMNS if any(s in row for row in rows if y_name in row)]
         near = rows if x or steps else [row for row in rows if y_name in row]
-        names = [name for name in X_COLUMNS if name in steps or name not in STEP_COLUMNS]
+        names = [*NAMES["compute"], *steps, "episode", "epoch"]
         S = evaluations(rows, steps[0], y_name, path, steps)[0] if steps and not x else np.empty(0)
         _, at = np.unique(S, return_inverse=True)           # seeds may have the same steps
         while True:

@@ -758,6 +758,20 @@ def test_the_whole_reward_comes_before_that_of_one_function(tmp_path):
     assert readers.load(str(log)).y == "eval/reward"
 
 
+@pytest.mark.parametrize("raw, name", [
+    ("\ufeffstep,pass_rate,\ufffd\n0,0.2,1\n1,0.3,1\n2,0.4,1\n".encode(), "\ufffd"),
+    ("step,pass_rate,é,".encode() + b"\xfc\n0,0.2,1,1\n1,0.3,1,1\n2,0.4,1,1\n", "é,ü"),
+    ("step,pass_rate,é\n0,0.2,1\n1,0.3,1\n2,0.4,1\n".encode("utf-16")[:-1], "é"),
+])
+def test_one_bad_character_spoils_no_other(raw, name, tmp_path):
+    """One that somebody's program could not write, bytes of two encodings, and a file that is cut
+    within a character: the mark before the text, and all other names, are read as ever."""
+    (tmp_path / "a.csv").write_bytes(raw)
+    text = readers.read_text(tmp_path / "a.csv")
+    assert text.startswith(f"step,pass_rate,{name}\n") and "2,0.4" in text
+    assert readers.load(str(tmp_path / "a.csv")).R.tolist()[:2] == [0.2, 0.3]
+
+
 def test_paths_that_hold_an_equals_sign_can_be_pooled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("s1", "s2"):
