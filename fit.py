@@ -61,7 +61,7 @@ LAWS = {                    # g for a given c, and c for a given g
 
 def law_at(law, C, A, B, C_mid, R0):
     """The pass rate after compute C; the arguments broadcast."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):                            # c^B or c^-B may be inf
         g = LAWS[law][0](np.maximum(C / C_mid, 1e-300), B)      # C = 0 has no logarithm
     return R0 + (A - R0) * g
 
@@ -77,7 +77,7 @@ def sigmoid(C, A, B, C_mid, R0):
 
 def compute_needed(law, R, A, B, C_mid, R0):
     """The C at which the law reaches R: 0 if R <= R0 (of the power law, too), inf if R >= A."""
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):           # outside R0 < R < A there is no inverse
         C = C_mid * LAWS[law][1](np.divide(R - R0, A - R0), B)
     return np.where(R <= R0, 0.0, np.where(R >= A, np.inf, C))
 
@@ -131,6 +131,7 @@ class Search:
 
     def solve(self, R, R0, starts):
         """The best fit that the starts lead to -> theta (4,), angles (2 or 3,)."""
+        # full_output: without it leastsq warns where it stops early.
         ends = [leastsq(lambda x: self.at(x, R, R0)[1], start, full_output=True)[0]
                 for start in starts]
         best = min(ends, key=lambda x: (self.at(x, R, R0)[1] ** 2).sum())

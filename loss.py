@@ -89,7 +89,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
         operand_dtype = torch.promote_types(hidden.dtype, weight.dtype)
 
     with torch.autocast(device, enabled=False):  # else it would round the fp32 logits to bf16
-        logprobs, entropy = TokenLogprobs.apply(
+        logprobs, entropy = TokenLogprobs.apply(  # by position: autograd knows no keywords
             hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1),  # (T, H) (V, H) (T,)
             temperature, chunk_tokens, operand_dtype, head_fp32, softcap)
     return logprobs.view(targets.shape), entropy.view(targets.shape)

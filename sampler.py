@@ -248,7 +248,7 @@ class TransformersSampler:
         """Write down one token of each sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # p q r: phrase_left 3 2 1 is index -3 -2 -1
+        if len(self.phrase):    # p q r: phrase_left 3 2 1 is index -3 -2 -1 (0: `where` drops it)
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is not used
             rows.phrase_left[:n] -= (~sampled).long()
