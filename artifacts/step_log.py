@@ -21,15 +21,12 @@ class Stopwatch:
     """Where a step's seconds go: `lap("train")` is the time since the lap before."""
 
     def __init__(self):
-        self.seconds, self.last = {}, time.perf_counter()
+        self.seconds, self.total, self.last = {}, 0.0, time.perf_counter()
 
     def lap(self, name):
         now = time.perf_counter()
         self.seconds[name], self.last = now - self.last, now
-
-    @property
-    def total(self):
-        return sum(self.seconds.values())
+        self.total += self.seconds[name]
 
 
 def describe(run):
