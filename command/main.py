@@ -32,12 +32,12 @@ def main(argv=None, make_trainer=Trainer):
             with settings.refused():
                 print(*write_report(flags.report), sep="\n")
             return 0
+        settings.check(config)
         if flags.dry_run:
             check_files(config)
             print(settings.to_toml(config))
             launch.describe(config, argv, flags.serve_only)
             return 0
-        settings.check(config)
         check_platform(config, flags.serve_only)
         folder = RunFolder(config)
         if not (flags.serve_only or flags.fresh) and (sentence := folder.done()):

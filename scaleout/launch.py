@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import torch
 from torch.distributed import TCPStore
 
-from artifacts.settings import LAUNCHED, check
+from artifacts.settings import LAUNCHED
 from config import ConfigError
 from engines import load
 from engines.vllm_inprocess import BLOCK_TOKENS, HEAD, block_bytes
@@ -57,7 +57,6 @@ def plan(config, address=""):
     """The `Estimate` of this run. Settles `gpus` and `engine` in `config`. Raises ConfigError."""
     if address:
         config.vllm_url = ""                # the trainers' word, where both have the same ones
-    check(config)
     several = bool(address) or wanted(config)
     if config.gpus == -1 and several:
         config.gpus = torch.cuda.device_count()
