@@ -72,11 +72,10 @@ class Rows:
 
 class GroupCaches:
     """What `kv_cache.Slots` is, in caches that the model makes itself. groups: of each its
-    transformers cache, and the slots of its rows; active: running sequences."""
+    transformers cache, and the slots of its rows."""
 
     def __init__(self, model, slots):
-        self.model, self.slots, self.device = model, slots, model.device
-        self.groups, self.active = [], 0
+        self.model, self.slots, self.device, self.groups = model, slots, model.device, []
 
     def prefill(self, model, prompts, samples):
         """As `Slots.prefill`: -> (m, hidden). Each prompt is computed once, its cache copied."""
@@ -84,9 +83,8 @@ class GroupCaches:
         for prompt, n in zip(prompts, samples):
             hidden, cache = hidden_states(model, torch.tensor([prompt], device=self.device), True)
             cache.reorder_cache(torch.zeros(n, dtype=torch.long, device=self.device))
-            slots = [*range(self.active, self.active + n)]
-            self.groups.append(SimpleNamespace(cache=cache, slots=slots))
-            self.active += n
+            first = sum(len(group.slots) for group in self.groups)
+            self.groups.append(SimpleNamespace(cache=cache, slots=[*range(first, first + n)]))
             states.append(hidden[:, -1])
         return torch.cat(states)
 
@@ -101,14 +99,14 @@ class GroupCaches:
 
     def keep(self, active, sources, targets):
         """As `Slots.keep`. Rows are selected: windows and recurrent states cannot be cropped."""
-        moved = dict(zip(sources.tolist(), targets.tolist()))
-        ended = {*range(active, self.active), *moved.values()} - {*moved}
+        sources, targets = sources.tolist(), targets.tolist()
+        place = {slot: slot for slot in {*range(active)} - {*targets}} | dict(zip(sources, targets))
         for group in self.groups:
-            rows = [row for row, slot in enumerate(group.slots) if slot not in ended]
+            rows = [row for row, slot in enumerate(group.slots) if slot in place]
             if 0 < len(rows) < len(group.slots):
                 group.cache.reorder_cache(torch.tensor(rows, device=self.device))
-            group.slots = [moved.get(group.slots[row], group.slots[row]) for row in rows]
-        self.groups, self.active = [group for group in self.groups if group.slots], active
+            group.slots = [place[group.slots[row]] for row in rows]
+        self.groups = [group for group in self.groups if group.slots]
 
     def state(self):
         """For a checkpoint: of each group its slots, and a CPU's copy of what its layers hold."""
@@ -126,4 +124,3 @@ class GroupCaches:
             for layer, held in zip(cache.layers, layers, strict=True):
                 vars(layer).update(tree_map_only(torch.Tensor, lambda x: x.to(self.device), held))
             self.groups.append(SimpleNamespace(cache=cache, slots=slots))
-        self.active = sum(len(group.slots) for group in self.groups)
