@@ -48,9 +48,8 @@ def text_config(model):
 def hidden_states(model, ids, cache=None):
     """(hidden states (n, T, hidden), cache). ids (n, T) go on from `cache`; True: a new one; None:
     without. Neither mask nor positions: transformers would look for packed sequences in these."""
-    body = model.base_model if model.base_model is not model else model.get_decoder()
     more = {} if cache in (None, True) else {"past_key_values": cache}
-    out = body(input_ids=ids, use_cache=cache is not None, **more)
+    out = model.base_model(input_ids=ids, use_cache=cache is not None, **more)
     return scaled(model, out.last_hidden_state), getattr(out, "past_key_values", None)
 
 
