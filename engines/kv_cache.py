@@ -36,8 +36,7 @@ class Slots:
         rows = torch.arange(len(ids)).split([len(prompt) for prompt in prompts])
         attention = DenseAttention(rows, rows, self.dtype, self.device)
         places, lengths = padded(rows, self.device)                             # (m, C), (m,)
-        counts = torch.tensor(samples, device=self.device)
-        prompt_of = torch.arange(len(prompts), device=self.device).repeat_interleave(counts)
+        prompt_of = torch.repeat_interleave(torch.tensor(samples, device=self.device))
         new, C = slice(self.active, self.active + len(prompt_of)), places.shape[1]
         def attend(layer, q, k, v, scaling):
             self.keys[layer][new, :, :C] = take(k, [places])[0][prompt_of]

@@ -79,12 +79,11 @@ class Pack:
         positions += [len(prompts[p]) + torch.arange(len(a)) for p, a in zip(prompt_of, answers)]
         # Token 0 of an output is predicted by its prompt's last token, which G samples share.
         predict = [x for p, answer in zip(prompt_of, answers) for x in (asked[p][-1:], answer)]
-        lengths = torch.tensor([len(output) for output in outputs])
         self.input_ids = torch.tensor([t for row in rows for t in row], device=device)
         self.targets = torch.tensor([t for output in outputs for t in output], device=device)
         self.position_ids, self.predict, self.column = (torch.cat(x).to(device) for x in (
             positions, predict, [torch.arange(len(output)) for output in outputs]))
-        self.sample = torch.arange(len(outputs)).repeat_interleave(lengths).to(device)
+        self.sample = torch.repeat_interleave(torch.tensor([*map(len, outputs)])).to(device)
         queries = [*asked, *filter(len, answers)]       # an output of one token asks nothing
         keys = [*asked, *(torch.cat([asked[p], a]) for p, a in zip(prompt_of, answers) if len(a))]
         kind = flash_attention if uses_flash(dtype, device, head) else DenseAttention
