@@ -42,8 +42,7 @@ def forward(model, input_ids, position_ids, attend):
 
 
 def heads(config):
-    """(H, J, D) of a config: query heads, key-value heads, their size; the most of any layer."""
-    config = config.get_text_config(decoder=True)
+    """(H, J, D) of a text config: query heads, key-value heads, their size; most of any layer."""
     layers = config.per_layer_config if config.is_heterogeneous else [config]
     H = config.num_attention_heads
     return (H, max(getattr(layer, "num_key_value_heads", None) or H for layer in layers),
@@ -100,7 +99,7 @@ def pack_rollouts(model, rollouts, dtype):
     kind = Pack if own_forward.is_packed(model) else own_forward.Rows
     return kind([*prompts.values()], [r.output_ids for r in rollouts],
                 [place[r.group_id] for r in rollouts], dtype=dtype, device=model.device,
-                head=heads(model.config)[2])
+                head=heads(own_forward.text_config(model))[2])
 
 
 # -- 3. Attention by masks, anywhere ---------------------------------------------------------------
