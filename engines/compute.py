@@ -30,12 +30,10 @@ class ModelFlops:
     """FLOPs of one forward pass of `model`, a transformers causal LM; its shapes alone are read."""
 
     def __init__(self, model):
-        config, weights = text_config(model), 0
-        whole = config.model_type == model.config.model_type    # else there is a tower beside it
-        head = model.get_output_embeddings()
+        config, head, weights = text_config(model), model.get_output_embeddings(), 0
         # Tables are looked up: only one that is the head as well, tied, multiplies.
         tables = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-        parameters = {p: name for part in ([model] if whole else [model.get_decoder(), head])
+        parameters = {p: name for part in (model.get_decoder(), head)       # without a tower
                       for name, p in part.named_parameters() if p is head.weight or p not in tables}
         for parameter, name in parameters.items():
             # transformers keeps the experts of a layer in one tensor; its first axis counts them.
@@ -48,8 +46,7 @@ class ModelFlops:
             self.attention[4 * H * D, None] = config.num_hidden_layers
         else:           # from the cache of one token on the meta device: by shapes alone
             with torch.device("meta"):          # bf16: experts of other types are not known there
-                twin = AutoModelForCausalLM.from_config(        # a tower would ask for numbers
-                    model.config if whole else config, dtype=torch.bfloat16).eval()
+                twin = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
                 cache = hidden_states(twin, torch.zeros(1, 1, dtype=torch.long), True)[1]
             latent = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")     # MLA caches no keys
             kinds = []
