@@ -5,6 +5,7 @@ import json
 import math
 import shlex
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -94,7 +95,8 @@ def typed(name, value, kind):
         with contextlib.suppress(ValueError):       # not readable: still text, refused below
             found = {int: int, float: float}.get(kind, json.loads)(value)
     if type(found) is not kind:                     # not isinstance: True is an int
-        raise ConfigError(f"{name} = {value!r}: should be of type {kind.__name__}")
+        right = {bool: ": true or false", dict: ', as {"max_digits": 3}'}.get(kind, "")
+        raise ConfigError(f"{name} = {value!r}: should be of type {kind.__name__}{right}")
     return found
 
 
@@ -102,8 +104,9 @@ def read_toml(path):
     """The settings in a TOML file, as {name: value}."""
     with refused(f"{path}: cannot be read as TOML: ", (OSError, ValueError)):   # no file, no text
         values = tomllib.loads(Path(path).read_text("utf-8-sig"))
-    if unknown := [*values.keys() - {field.name for field in dataclasses.fields(Config)}]:
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; --help lists all")
+    if unknown := [name for name in values if name not in vars(Config())]:
+        near = [f"; is it {key}?" for key in get_close_matches(unknown[0], vars(Config()), 1)]
+        raise ConfigError("".join([f"{path}: unknown key {unknown[0]!r}; --help lists all", *near]))
     return values
 
 

@@ -21,7 +21,9 @@ def make_parser():
     source = inspect.getsource(Config)
     fields = source[source.index("    # -- "):source.index("    def schedule")]
     settings = "settings, each also a key of FILE, as eval_every = 50:\n\n" + re.sub(
-        r"(?m)^    (\w+):", lambda field: f"  --{field[1].replace('_', '-')}:", fields)
+        r"(?m)^    (\w+):", lambda field: f"  --{field[1].replace('_', '-')}:",
+        fields.replace("field(default_factory=dict)    #", "{}             #").replace(
+            "PHRASE     ", '"Okay, ..."'))
     parser = argparse.ArgumentParser(
         prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]", epilog=settings,
         formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT, allow_abbrev=False)

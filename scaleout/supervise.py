@@ -44,7 +44,8 @@ class Signals:
         """A trainer's handler: its team stops, at the next place where it can."""
         if self.team and not self.team.stop:
             self.team.stop = number
-            print("\nstopping, with a checkpoint; a second signal stops at once", file=sys.stderr)
+            print("\nstopping, with a checkpoint if an evaluation has ended; a second signal stops "
+                  "at once", file=sys.stderr)
 
     def over(self):
         """While Python unloads, our handlers are gone: a late signal would change the exit code."""

@@ -157,6 +157,7 @@ def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
              for title, body in zip(groups[::2], groups[1::2])}
     assert [name for fields in found.values() for name, _ in fields] == list(map(option, FIELDS))
     assert max(map(len, text.splitlines())) <= 100
+    assert "default_factory" not in text and "PHRASE" not in text        # names of the source
     for flag in ("fresh", "dry_run", "no_preflight", "serve_only", "report"):
         assert option(flag) in text
     # The recipe is in one list, and what only moves it in another.
@@ -220,12 +221,13 @@ def test_what_cannot_work_is_refused_in_one_sentence(case, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("text, sentence", [
-    ("epsmax = 4.0", "unknown key 'epsmax'; --help lists all"),
+    ("epsmax = 4.0", "unknown key 'epsmax'; --help lists all; is it eps_max?"),
+    ("colour = 4.0", "unknown key 'colour'; --help lists all"),
     ("steps = = 3", "cannot be read as TOML: Invalid value"),
     ("steps = true", "steps = True: should be of type int"),
-    ("head_fp32 = 1", "head_fp32 = 1: should be of type bool"),
+    ("head_fp32 = 1", "head_fp32 = 1: should be of type bool: true or false"),
     ("lr = '5e-6x'", "lr = '5e-6x': should be of type float"),
-    ("task_options = 3", "task_options = 3: should be of type dict"),
+    ("task_options = 3", "task_options = 3: should be of type dict, as {"),
     ("loss = 3", "loss = 3: use one of cispo")])
 def test_what_is_wrong_in_a_file_is_refused_in_one_sentence(text, sentence, tmp_path):
     (tmp_path / "bad.toml").write_text(text)

@@ -893,7 +893,8 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
     assert (f"the same command goes on from runs/r/checkpoints/step_{step}" if step
             else "the same command goes on from the first step") in said
     assert ("no server answers" in said) == (how == "no servers")
-    assert ("\nstopping, with a checkpoint; a second signal" in said) == (how != "no servers")
+    heeded = "\nstopping, with a checkpoint if an evaluation has ended; a second signal" in said
+    assert heeded == (how != "no servers")
     if step and where == "evaluate":
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(scalerl.Run, "generate", lambda run: sys.exit())      # a kill: no word
