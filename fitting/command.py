@@ -37,14 +37,6 @@ def fit_table(fits):
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
 
 
-def rival_lines(label, fit, why):
-    """The other laws' ceilings, if asked for, or if the one that rises fits better."""
-    (law, rival), (_, constant) = fit.rivals.items()
-    if why or rival["delta_aic"] < -RIVAL:      # of a constant the verdict says it
-        yield (f"rivals of {label}: {law}, ceiling {rival['A']:.3f}, AIC {rival['delta_aic']:+.1f};"
-               f" a constant, AIC {constant['delta_aic']:+.1f} (below 0: fits better)")
-
-
 def held_out_lines(told, value):
     law, low, high, seen = (told[name] for name in ("predicted", "lo", "hi", "measured"))
     where = "" if np.isnan(low) else f", {'in' if low <= seen <= high else 'outside'} the interval"
@@ -171,8 +163,13 @@ def report(args):
     whole = {curve.label: fits[curve.label] for curve in curves}
     if several:
         print(*["whole runs:"] * bool(args.until), *compare_lines(curves, whole, refits), sep="\n")
-    rivals = [line for each in fits.items() for line in rival_lines(*each, args.why)]
-    print(*fit_table(fits), *rivals, sep="\n")
+    print(*fit_table(fits), sep="\n")
+    for label, fit in fits.items():
+        (other, rival), (_, constant) = fit.rivals.items()
+        if args.why or rival["delta_aic"] < -RIVAL:     # of a constant the verdict says it
+            print(f"rivals of {label}: {other}, ceiling {rival['A']:.3f}, AIC "
+                  f"{rival['delta_aic']:+.1f}; a constant, AIC {constant['delta_aic']:+.1f} "
+                  "(below 0: fits better)")
     if args.out != "none" and (args.out or not several):
         path, part = Path(args.out or curve.picture), "with earlier runs" if prior else "first part"
         early = None if several or judged is whole[curve.label] else judged
