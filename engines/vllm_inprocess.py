@@ -102,10 +102,17 @@ class VllmSampler(TwoRequests):
         self.version = version
 
     def step(self) -> list[Rollout]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
         while self.waiting and len(self.running) < self.slots:
             name, sample = next(self.names), self.waiting.popleft()
             self.running[name] = self, sample
-            self.engine.add_request(name, *self.asked(sample))
+            # ignore_eos: only our ids end a sample. logprobs=0: of the sampled token alone.
+            self.engine.add_request(name, {"type": "token", "cache_salt": str(self.version),
+                                           "prompt_token_ids": sample.ids}, SamplingParams(
+                temperature=self.temperature, max_tokens=self.budget(sample),
+                stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,
+                detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY))
         if not self.running:
             return self.finished()
         self.decoded.update(steps=1, sequences=len(self.running))
@@ -134,14 +141,3 @@ class VllmSampler(TwoRequests):
 
     def close(self):
         self.engine.engine_core.shutdown()
-
-    def asked(self, sample):
-        """(prompt, parameters) of the sample's next request."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-        # ignore_eos: only our ids end a sample. logprobs=0: of the sampled token alone.
-        prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
-        return prompt, SamplingParams(
-            temperature=self.temperature, max_tokens=self.budget(sample),
-            stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,
-            detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
