@@ -77,6 +77,8 @@ def judged(text, gold, question=""):
         text[-LONGEST_TEXT:].replace("\0", " "))).strip())
     for asked, bound in ((RE.asked_least, RE.at_least), (RE.asked_most, RE.at_most)):
         marked = bound.sub("", marked) if asked.search(question) else marked
+    if re.search("[0-9]", gold) and not re.search("boxed|answer", text[-LONGEST_TEXT:]):
+        marked = marked[:-400] + RE.remark.sub(r"\1", marked[-400:])
     marked = marked[:-400] + RE.trailing.sub(r"\1", RE.roughly.sub("", marked[-400:]))
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
@@ -164,8 +166,9 @@ def undeclared(text, marked, question, number, ratio, reading=False, whole=False
     bold = "\1" in sentence and not RE.hedged.search(sentence) and RE.bold.fullmatch(sentence)
     if not number:
         said = RE.conclusion.sub("", RE.sentence.split(line)[-1])
-        part = bold[2] if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
-            bold[1] and reading.fullmatch(line) if reading else RE.prose.search(bold[2])) else (
+        part = bold[2] if bold and re.fullmatch(r"(?: [a-z]+){0,4}\W*", bold[3]) and not (
+            not RE.LEAD.fullmatch(bold[1]) and reading.fullmatch(line) if reading  # "So **Bob** is
+            else RE.prose.search(bold[2])) else (  # the oldest"
             line if reading is RE.yes_no and RE.opens.match(line) else said if reading or
             RE.in_words.search(said) or clean(said) == r"\emptyset" else last_stretch(line, whole))
         return ([part], [part]) if part else ([], [])
@@ -213,8 +216,6 @@ def clean(part):
     left, _, right = part.partition(r"\approx")  # 22/7, about 3.14; x, about 11
     part = left if re.search("[0-9]", left) else right or left
     part = part.strip("*_` ").strip(" ,;:").rstrip(" .\\")  # .5 keeps its point
-    if re.fullmatch(r"[^,(]*\\frac\{[^,(]*\\pm[^,(]*", part):  # two roots
-        return ", ".join(part.replace(r"\pm", sign) for sign in "+-")
     part = NUMBERS.get(RE.text.sub(r"\1", part).lower().replace("-", " "), part)
     names = list(map(RE.named.fullmatch, re.split(r",|\\text\s*\{\s*and\s*\}|\band\b", part)))
     if all(names) and len({found["name"] for found in names}) == len(names) > 1:

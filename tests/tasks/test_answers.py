@@ -732,12 +732,13 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
     ("twelfth", 2, 0), ("thirteenth", 3, 1), ("fourteenth", 3, 0),
     ("sentences", 19, 2), ("fifteenth", 100, 27), ("sixteenth", 17, 0),
     ("seventeenth", 10, 0), ("eighteenth", 19, 0), ("nineteenth", 6, 0),
-    ("twentieth", 10, 1), ("twentyfirst", 0, 0), ("twentysecond", 3, 0),
+    ("twentieth", 9, 1), ("twentyfirst", 0, 0), ("twentysecond", 3, 0),
     ("twentythird", 4, 0), ("twentyfourth", 4, 0), ("twentyfifth", 4, 1),
-    ("twentysixth", 7, 3), ("twentyseventh", 0, 0),
-    ("twentyeighth", 2, 0), ("twentyninth", 9, 1), ("thirtieth", 29, 1), ("thirtyfirst", 26, 1),
-    ("borders", 661, 458),
-    ("review", 399, 46), ("notation", 508, 51)])
+    ("twentysixth", 6, 3), ("twentyseventh", 0, 0),
+    ("twentyeighth", 2, 0), ("twentyninth", 8, 1), ("thirtieth", 29, 1), ("thirtyfirst", 26, 1),
+    ("thirtysecond", 19, 2),
+    ("borders", 802, 581),
+    ("review", 398, 46), ("notation", 506, 51)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
