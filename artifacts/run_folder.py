@@ -180,7 +180,8 @@ class RunFolder:
                 break
             except ConfigError as error:
                 damaged[folder] = error
-        lost = not self.checkpoints.exists() or (self.path / "done").exists()
+        lost = not self.checkpoints.exists() or (self.path / "done").exists() or any(
+            log.read_bytes().count(b"\n") > 1 for log in self.path.glob("evals.jsonl"))
         if state is None and (damaged or lost):
             why = next(iter(damaged.values()), f"{self.checkpoints} is empty or gone")
             raise ConfigError(f"{why}, and {self.path} has no other checkpoint; --fresh starts "
@@ -218,7 +219,7 @@ class RunFolder:
         run.trainer.load(folder)
         load_state(run, state)
         self.saved = progress(run)
-        self.write_config()             # last: a resume that fails changes nothing
+        self.write_config()             # last: after a resume that fails it has its old settings
         (self.path / "done").unlink(missing_ok=True)
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
             "start again: vLLM's cache cannot be saved"
@@ -239,7 +240,7 @@ class RunFolder:
                              state=state_of(run) | {"logs": self.log_sizes()})
         self.saved, self.saved_at = progress(run), time.monotonic()
         for old in checkpoint.saved(self.checkpoints)[KEPT:]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)      # the next save tries it again
 
     def save_model(self, trainer, name):
         """Write an ordinary Hugging Face folder, which `vllm serve` can load."""
@@ -247,7 +248,8 @@ class RunFolder:
         checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
 
     def resume_hint(self):
-        return f"the same command goes on from {self.newest() or 'the first step'}"
+        again = " without --fresh" * Path(f"{self.path}-old-1").exists()
+        return f"the same command{again} goes on from {self.newest() or 'the first step'}"
 
 
 def progress(run):

@@ -60,12 +60,11 @@ def check(config):
          f"must hold think_close = {config.think_close!r}, or be empty"),
         ("eps_high", config.loss == "dapo" and config.eps_low >= config.eps_high,
          "dapo's upper clip is the wider one, 0.26 in the paper"),
-        # GSPO clips a geometric mean over the sequence, which hardly leaves 1.
         ("eps_high", config.loss == "gspo" and max(config.eps_low, config.eps_high) > 0.05,
          "for gspo give eps_low and eps_high of about 1e-3 (paper)"),
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
-        ("name", Path(config.name).name != config.name or config.name == "..",
-         "must name one folder, which is made in runs/"),
+        ("name", Path(config.name).name != config.name or config.name == ".." or
+         "," in config.name, "must name one folder, which is made in runs/, without a comma"),
         ("vllm_args", any(word.startswith(("--tensor", "-tp")) for word in
                           config.vllm_args.split()), "use the setting tensor_parallel"),
     ):

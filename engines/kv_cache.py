@@ -8,7 +8,6 @@ from engines.packed import DenseAttention, MaskedAttention, forward, heads, padd
 
 
 def make_cache(model, slots, length):
-    """The cache of a model: `Slots`, or `own_forward.GroupCaches` if it cannot be packed."""
     return Slots(model, slots, length) if is_packed(model) else GroupCaches(model, slots)
 
 

@@ -3,11 +3,10 @@
 For models that a packed row cannot serve: sliding windows, linear attention, convolutions, Mamba.
 
     training     a row for each sample, padded on the RIGHT and without a mask: a token looks to
-                 the left alone. The cost: a prompt is computed once for each of its samples.
-    generation   one cache for each group, whose samples grow together: nothing is padded. The
-                 cost: a forward pass for each group, not one for all.
+                 the left alone
+    generation   one cache for each group, whose samples grow together: nothing is padded
 
-Slower than the packed way: docs/models.md says why. Axes: n rows, T tokens of the longest."""
+What it costs: docs/models.md. Axes: n rows, T tokens of the longest."""
 from types import SimpleNamespace
 
 import torch

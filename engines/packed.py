@@ -23,6 +23,7 @@ from transformers import AttentionInterface
 from engines import own_forward
 
 # -- 1. The hook into transformers -----------------------------------------------------------------
+@torch.compiler.disable         # of a layer that is compiled: masks change
 def packed_attention(module, query, key, value, attention_mask=None, *, attend, scaling=None, **_):
     """Give q, k and v of this layer to `attend`: query (1, H, T, D), key and value (1, J, T, D) ->
     (1, T, H, D) and no attention weights. `_`: what other back ends need."""

@@ -7,7 +7,6 @@ import torch._functorch.config
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recomputed
-from transformers import AttentionInterface
 
 from artifacts import checkpoint
 from config import ConfigError
@@ -59,14 +58,13 @@ def checkpoint_and_compile(model, recompute, compiled):
 
     recompute   each layer runs again in the backward pass, and memory no longer grows with layers x
                 tokens. transformers' own switch would turn on dropout, and off the caches.
-    compiled    by torch.compile, once for all layers and lengths, without attention: masks change
+    compiled    by torch.compile, once for all layers and lengths, without attention (packed.py)
     Raises ConfigError: transformers does not name the layers."""
     layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
     if not layers:
         raise ConfigError("recompute_layers, compile_layers: transformers names no layers of "
                           f"{type(model).__name__}; set them to false and off")
     if compiled:
-        AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
         # Where the compiler fails, torch says so and runs the code as it is. The backward pass is
         # compiled with the forward pass, because a later failure would end the run.
         torch._dynamo.config.suppress_errors = True

@@ -82,8 +82,8 @@ class Signals:
             if self.first and (self.second or not self.team or late):
                 how = f"stopped: no place to stop came within {HEED_S:g} s" if late and \
                     not self.second else "stopped at once"
-                print(f"scalerl.py: {how}, without a checkpoint; the same command goes on "
-                      "from the newest one, or begins", file=sys.stderr, flush=True)
+                print(f"scalerl.py: {how}; the same command goes on from the newest checkpoint, "
+                      "or begins", file=sys.stderr, flush=True)
                 sys.stdout.flush()
                 os._exit(exit_code(self.first))
 
@@ -97,6 +97,8 @@ class Child:
         self.process, self.deaths = None, []
 
     def start(self):
+        if self.log:
+            Path(self.log).parent.mkdir(parents=True, exist_ok=True)    # --fresh may take it away
         if self.hangs:
             self.hangs.unlink(missing_ok=True)              # of an earlier process
         with open(self.log, "ab", 0) if self.log else contextlib.nullcontext() as output:
@@ -123,10 +125,12 @@ class Child:
         words = f"{self.name} has ended with exit status {self.status}" + (
             " (killed; out of memory? dmesg would say)" if self.status == 137
             and not self.process.stdin.closed else "")          # else it was ended here: it hung
-        if not self.log:
-            return words
-        text = Path(self.log).read_bytes()[self.log_start:].decode(errors="replace").strip()
-        return "\n    ".join([f"{words}; the end of {self.log}:", *text.splitlines()[-lines:]])
+        if self.log and os.path.exists(self.log):       # somebody may have removed it
+            with open(self.log, "rb") as file:          # or it is huge
+                file.seek(max(self.log_start, os.path.getsize(self.log) - 100_000))
+                told = file.read().decode(errors="replace").strip().splitlines()[-lines:]
+            words = "\n    ".join([f"{words}; the end of {self.log}:", *told])
+        return words
 
     def restart(self):
         """Start it again, unless it has ended too often. Says and returns what it does."""
@@ -181,8 +185,8 @@ class Supervisor:
             if trainer.status and trainer.status not in stopped:    # it has failed
                 say(trainer.ending())
                 return 2 if trainer.status == 2 else 1              # 2: bad input
-        # Of a stopped run rank 0's end is the end: while they load, others would wait for it.
-        if ended and (len(ended) == len(self.trainers) or stopped and ended[0] is self.trainers[0]):
+        # Rank 0's end is the end: others would wait for it while they load, and one may hang.
+        if ended and ended[0] is self.trainers[0]:
             return exit_code(first) if first else ended[0].status
         if first and not self.stopping:
             self.stopping = True

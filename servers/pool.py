@@ -177,6 +177,7 @@ class ServerPool:
         only one whose workers hang, since it has answered: it does not merely start."""
         if self.logs and (self.version >= 0 or server.workers):
             with contextlib.suppress(OSError):
+                self.logs.mkdir(exist_ok=True)          # --fresh may have taken it away
                 (self.logs / f"{server.url.rpartition('/')[2]}.hangs").touch()
 
     def _lose(self, server, why):

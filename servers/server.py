@@ -93,8 +93,9 @@ class Server:
                 done.set_exception(error)
         threading.Thread(target=run, daemon=True).start()   # the process may end without it
         told = asyncio.ensure_future(self.post(path, body))
-        try:                            # the first failure is the reason: the other end waits then
-            await asyncio.gather(told, asyncio.wait_for(asyncio.wrap_future(done), self.call_s))
+        try:            # the first failure is the reason; the request's tells the launcher, too
+            await asyncio.gather(told, asyncio.wait_for(        # 1.5: aiohttp rounds its limit up
+                asyncio.wrap_future(done), self.call_s + 1.5))
         finally:
             told.cancel()
 

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import pickle
 import random
 import re
 import resource
@@ -383,6 +384,25 @@ def test_a_resumed_run_is_where_the_saved_one_was(by_hand):
                                                             for _ in range(25)]
     assert other.compute.log() == run.compute.log() and other.compute.flops > 0
     assert other.sampler.heard == [("load", [0, 1, 2], 1), ("push", [("weights of", 0)], 1)]
+
+
+def test_groups_of_a_checkpoint_are_read_without_running_code_and_those_of_an_older_one_too(
+        by_hand, tmp_path):
+    run = by_hand([[1, -1], [1, 1, 1, 1]], [1], samples_per_prompt=2, prompts_per_step=1,
+                  off_policy="ppo-2", free_slots=4)
+    run.train_step()
+    state = copy.deepcopy(state_of(run))
+    other = by_hand(samples_per_prompt=2, prompts_per_step=1, off_policy="ppo-2", free_slots=4)
+    load_state(other, state | {"pacer": state["pacer"] | {"groups": run.pacer.groups}})
+    assert len(other.pacer.groups) == 1 and other.pacer.groups == run.pacer.groups
+
+    class Trap:
+        def __reduce__(self):
+            return open, (str(tmp_path / "ran"), "w")
+    trap = torch.frombuffer(bytearray(pickle.dumps({0: Trap()})), dtype=torch.uint8)
+    with pytest.raises(KeyError, match="open"):
+        load_state(other, state | {"pacer": state["pacer"] | {"groups": trap}})
+    assert not (tmp_path / "ran").exists()
 
 
 def test_device_hours_are_the_steps_seconds_on_all_devices_and_no_evaluations(by_hand, monkeypatch):

@@ -419,16 +419,19 @@ def test_from_a_damaged_checkpoint_a_run_falls_back_to_the_one_before(make, caps
     folder.close()
 
 
-@pytest.mark.parametrize("left", ["an empty folder", "nothing"])
+@pytest.mark.parametrize("left", ["an empty folder", "the best", "nothing"])
 def test_a_run_whose_checkpoints_were_deleted_keeps_its_logs_and_is_refused(make, left):
-    """A finished run has an empty folder then, or none; one that was killed early has none yet."""
+    """A finished run has an empty folder then, or none; one that was killed early has none yet, and
+    at most one evaluation."""
     folder = make()
-    logged(folder, range(4))
+    logged(folder, range(4), [0, 2] if left == "the best" else [])
     save(folder, 3)
     shutil.rmtree(folder.checkpoints)
     if left == "an empty folder":
         folder.checkpoints.mkdir()
         (folder.path / "done").write_text("3 Done: 3 steps.")
+    if left == "the best":
+        (folder.checkpoints / "best").mkdir(parents=True)
     folder = again(folder)
     with pytest.raises(ConfigError, match="runs/r/checkpoints is empty or gone, and runs/r has no "
                        "other checkpoint; --fresh starts over"):

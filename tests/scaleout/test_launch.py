@@ -6,6 +6,7 @@ The last tests start real servers and real trainers, in seconds to minutes.
 import contextlib
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -441,7 +442,7 @@ def nothing_is_lost(folder, step=None):
     assert not list(run.glob("**/.*.tmp"))              # nor is anything half-written
     lines = map(json.loads, (run / "groups.jsonl").read_text().splitlines())
     trained = [group["id"] for line in lines if line["step"] <= last for group in line["groups"]]
-    outstanding = state["pacer"]["groups"]
+    outstanding = pickle.loads(state["pacer"]["groups"].numpy().tobytes())
     assert sorted([*trained, *outstanding]) == list(range(state["pacer"]["admitted"]))
     # And of every outstanding one all samples: finished ones, and those to be asked for again.
     unfinished = {r.group_id: r.samples for r in state["sampler"]["requests"]}

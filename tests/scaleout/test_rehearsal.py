@@ -80,8 +80,8 @@ def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_ta
     _, servers = launch.commands(config, [], placement, estimate, launch.ROOT / "runs", 1)
     devices = []
     for (url, gpus), child in zip(placement.servers.items(), servers):
-        interpreter, minus_m, module, *argv = map(str, child.argv)
-        assert (minus_m, module) == ("-m", "vllm.entrypoints.openai.api_server")
+        interpreter, *how, module, argv = *map(str, child.argv[:4]), [*map(str, child.argv[4:])]
+        assert (*how, module) == ("-P", "-m", "vllm.entrypoints.openai.api_server")
         parsed = cli_args.make_arg_parser(FlexibleArgumentParser()).parse_args(argv)
         cli_args.validate_parsed_serve_args(parsed)
         engine = AsyncEngineArgs.from_cli_args(parsed)

@@ -6,6 +6,7 @@ trees of processes.
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -403,6 +404,36 @@ def test_a_server_that_is_started_again_has_another_seed(tmp_path):
     words = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     assert len({seed for _, seed, _, _ in words}) == 3 and words[0][1] == "7"
     assert {(*line[:1], *line[2:]) for line in words} == {("--seed", "--port", "7")}
+
+
+def test_a_server_whose_log_and_folder_somebody_has_removed_is_started_again(tmp_path, capfd):
+    """As `--fresh` of a trainer does beside --serve-only. Of a huge log the end alone is read."""
+    log = tmp_path / "logs" / "server.log"
+    server = Child("server 0", [sys.executable, "-c", "print('x' * 10**6); print('the end')"],
+                   log=log, hangs=log.with_suffix(".hangs"))
+    server.start()
+    until(lambda: server.status is not None, "its end")
+    assert server.ending(1).endswith("\n    the end") and len(server.ending()) < 200_000
+    shutil.rmtree(log.parent)
+    assert server.restart()
+    until(lambda: server.status is not None, "its end")
+    assert "is started again: server 0 has ended with exit status 0\n" in capfd.readouterr().err
+    assert log.exists()
+
+
+def test_a_rank_that_hangs_after_rank_0_has_ended_well_is_ended(tmp_path):
+    """It has nothing left to do: CUDA's or a process group's teardown may hang for ever."""
+    done = stand_in(tmp_path, "done", 'note("up")')
+    deaf = stand_in(tmp_path, "deaf", """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        note("up")
+        time.sleep(600)
+    """)
+    with launcher(tmp_path, done, others=[deaf]) as process:
+        until(lambda: notes(deaf)[1:], "the rank is up")
+        process.seen = tree(process)
+        assert process.wait(LIMIT_S + 30) == 0
+        assert not {int(n[-1]) for n in notes(deaf)} & set(psutil.pids())
 
 
 def test_a_server_that_keeps_ending_ends_the_run_with_its_log_and_a_checkpoint(parts, tmp_path):

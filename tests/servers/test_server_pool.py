@@ -525,6 +525,23 @@ def test_a_silent_server_takes_no_other_down_in_a_push(path, fake, connect, capf
                      capfd.readouterr().err)
 
 
+def test_the_launcher_is_told_of_a_server_that_hangs_in_a_push_over_nccl(fake, connect, tmp_path):
+    """Both ends hang then. aiohttp rounds a limit above 5 s up to a whole second, and only a
+    request that has reached its own limit tells the launcher."""
+    silent, held = fake(whole), threading.Event()
+    sampler = connect(silent.url, logs=tmp_path)
+    push(sampler, WEIGHT, 0)
+    server = sampler.pool.servers[0]
+    server.call_s = 6
+    silent.hung.add("/update_weights")
+    pending = asyncio.run_coroutine_threadsafe(
+        server.transfer("/update_weights", {}, held.wait), sampler.pool.loop)
+    with pytest.raises(ServerFailed, match="/update_weights: no answer for 6 s"):
+        pending.result(60)
+    held.set()
+    assert (tmp_path / f"{silent.url[7:]}.hangs").exists()
+
+
 @pytest.mark.parametrize("path, words", [
     ("/weight_info", "no answer"), ("/metrics", "no answer"), (None, "no new token")])
 def test_the_launcher_is_told_of_a_server_that_hangs_and_the_other_one_goes_on(
