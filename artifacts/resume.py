@@ -1,7 +1,5 @@
-"""resume.py: what a run must keep, so that a resumed one goes on as one that never stopped.
-
-The state of the five files' objects is taken, and given back, from outside, between two tokens. The
-engines on vLLM have state() and load_state() of their own."""
+"""resume.py: what a run must keep, so that a resumed one goes on as one that never stopped. It is
+taken and given back between two tokens. vLLM's engines have their own state() and load_state()."""
 import contextlib
 import hashlib
 import io

@@ -30,7 +30,7 @@ LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 
 
 class RunFolder:
-    """runs/NAME of this config; nothing of it is made before `make`."""
+    """runs/NAME of this config. Before `make` it holds kept gold answers and a launcher's logs."""
 
     def __init__(self, config):
         self.config, self.path = config, Path("runs") / config.name
@@ -233,7 +233,7 @@ class RunFolder:
         """Write a checkpoint, unless nothing is new or the last one is younger than `minutes`."""
         if self.saved == progress(run) or time.monotonic() - self.saved_at < 60 * minutes:
             return
-        last = self.newest()            # the next one will hardly be larger
+        last = self.newest()            # the next one is hardly larger, if that has Adam's moments
         self.wait_for_disk(1.1 * sum(path.stat().st_size for path in last.iterdir()) if last else 0)
         with run.team.saving():
             run.trainer.save(self.checkpoints / f"step_{run.step}",

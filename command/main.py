@@ -95,7 +95,7 @@ def check_platform(config, serve_only=""):
 
 def trained(run, tried=True):
     """Train, after a preflight if there was none. Returns the closing sentence. A run that somebody
-    stops, or that has no server left to generate, ends with a checkpoint."""
+    stops, or that has no server left, ends with a checkpoint if an evaluation has ended."""
     try:
         if not tried:
             preflight(run)

@@ -78,7 +78,7 @@ def parse(argv):
 
 
 def answer_at_once():
-    """Print help, or what is wrong with the command line, and end the program; else do nothing."""
+    """Print help, or what is wrong with the command line, and end; else set what torch asks for."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")     # else, on a busy CPU, 25 times slower
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:   # else the shell ignores it
         signal.signal(signal.SIGINT, signal.SIG_DFL)    # until signals are heeded: no traceback

@@ -48,7 +48,7 @@ def read_model(what, config, **options):
 
 def load_model(config, shapes_only=False):
     """(model, tokenizer) after `accept.prepare`, in fp32: at lr 5e-7 a bf16 weight would round most
-    updates away. shapes_only: on the meta device, and nothing is downloaded; names and shapes of
+    updates away. shapes_only: on the meta device, no weights are downloaded; names and shapes of
     weights in a folder are read, so that a dry run refuses what these show."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -119,9 +119,10 @@ def arguments(argv):
     add("--why", action="store_true", help="all reasons to doubt; the rival laws")
     add("--out", metavar="FILE", help="picture (.png, .pdf, .svg); `none`; of one run curve.png")
     args = p.parse_args(argv)
-    for n, low, high in (("plan", 1e-4, 1), ("apart", 1e-4, 1), ("answers", 1, 1e15),
-                         ("predict", 0, 1e300), ("target", 0, 1), ("bootstrap", 0, 1e6)):
-        for value in np.ravel(getattr(args, n)):
+    for n, low, high in (
+            ("plan", 1e-4, 1), ("apart", 1e-4, 1), ("answers", 1, 1e15), ("x-scale", 1e-300, 1e300),
+            ("predict", 0, 1e300), ("target", 0, 1), ("bootstrap", 0, 1e6)):
+        for value in np.ravel(getattr(args, n.replace("-", "_"))):
             if value is not None and not low <= value <= high:
                 raise BadInput(f"--{n} takes a number from {low:g} to {high:g}, got {value:g}")
     args.plan = args.apart / APART if args.apart else args.plan

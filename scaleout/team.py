@@ -97,7 +97,7 @@ class Alone:
 
     @contextlib.contextmanager
     def saving(self):
-        """Around a checkpoint, which a signal does not break off."""
+        """Around a checkpoint, which a first signal does not break off."""
         before, self.busy_saving = self.busy_saving, True
         try:
             yield
@@ -118,7 +118,7 @@ def deal(batches, costs, size):
 
 
 class Ranks(Alone):
-    """One of several. No collective outlasts deadline_s."""
+    """One of several. Collectives have deadline_s (loading: 3 times), the wait for a call none."""
 
     def __init__(self, config):
         super().__init__(config)

@@ -106,8 +106,8 @@ class ServerPool:
 
     def push(self, named_tensors, version):
         """Bring every connected server to these weights, (Hugging Face name, full tensor) pairs.
-        They are advanced only while no send is under way: behind them may be collectives of all
-        ranks, and interleaved with a send these would hang. Not touched if nobody waits."""
+        They are advanced only while no send is under way (but one that was given up): behind them
+        may be collectives, which would hang in its midst. Not touched if nobody waits."""
         if self.version < 0:            # to load a checkpoint may have taken longer than deadline_s
             self.ready_until = time.monotonic()
         label = f"{self.run_id}-{version}"      # two runs never share the name of a version
@@ -277,7 +277,7 @@ class ServerSampler(TwoRequests):
         loop.call_soon_threadsafe(self.pool.dispatch)
 
     def step(self) -> list[Rollout]:
-        """Waits a second at most. Raises ServerError: no server was ready for the deadline."""
+        """Waits a second at most, and for a push that a server has missed. Raises ServerError."""
         pool = self.pool
         if any(server.state == "stale" for server in pool.servers):
             self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))

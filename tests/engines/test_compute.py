@@ -171,5 +171,5 @@ def test_the_counted_forward_pass_is_a_tenth_more_than_the_one_that_runs_at_14_t
     runs = (weights - head) * (P + G * (n - 1)) + head * G * n
     assert counted.get_total_flops() == pytest.approx(runs, rel=0.03)
     assert told / counted.get_total_flops() == pytest.approx(1.106, abs=0.02)
-    assert "(on the toy, at outputs of 14 tokens, about 1.1 times what runs;" in (
+    assert "on the toy, with outputs of 14 tokens, it is about 1.1 times what is computed;" in (
         ROOT / "docs" / "metrics.md").read_text()

@@ -85,6 +85,7 @@ def test_a_rival_that_fits_better_is_told_without_why(tmp_path, capsys):
     (["run", "--like", "run", "zero"], "--like: earlier run 2 shows no rise"),
     (["run", "--plan", "0"], "--plan takes a number from 0.0001 to 1, got 0"),
     (["--apart", "0"], "--apart takes a number from 0.0001 to 1, got 0"),
+    (["run", "--x-scale", "0"], "--x-scale takes a number from 1e-300 to 1e+300, got 0"),
     (["run", "--predict", "1", "nan"], "--predict takes a number from 0 to 1e+300, got nan"),
     (["run", "--target", "nan"], "--target takes a number from 0 to 1, got nan"),
     (["run", "--target", "70"], "--target takes a number from 0 to 1, got 70"),
