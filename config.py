@@ -56,7 +56,7 @@ class Config:
                                         # "ppo-K": K steps' samples by the same weights, lag < K
     slots: int = 256                    # ours; the most sequences that a sampler, or each server,
                                         # decodes at once; more is faster, with a larger mean lag
-                                        # (256: about 1 step; bench/lag.py)
+                                        # (256: .4 to 1.5 steps; bench/lag.py)
 
     # -- length, in tokens
     prompt_tokens: int = 2048           # paper; a longer prompt is left out, not cut (ours)

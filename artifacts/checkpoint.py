@@ -10,7 +10,7 @@
 Every rank writes its own rows, and any number of ranks reads them back. A folder is written under
 another name and renamed when it is whole: a kill leaves the checkpoint before. (What a power cut
 leaves empty, its checksum tells.) Reading one runs no code in it: of state.pt, a pickle, torch
-reads tensors, plain values and the records of sampler.py alone."""
+reads tensors, plain values and the records of sampler.py alone, as resume.Records does."""
 import hashlib
 import itertools
 import json

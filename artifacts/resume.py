@@ -1,5 +1,5 @@
-"""resume.py: what a run must keep, so that a resumed one goes on as one that never stopped. It is
-taken and given back between two tokens. vLLM's engines have their own state() and load_state()."""
+"""resume.py: what a run must keep, so that a resumed one goes on as one that never stopped.
+This state is taken, and given back, between two tokens. Engines on vLLM have a method for each."""
 import contextlib
 import hashlib
 import io

@@ -32,8 +32,8 @@ LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 class RunFolder:
     """runs/NAME of this config. Before `make` it holds kept gold answers and a launcher's logs."""
 
-    def __init__(self, config):
-        self.config, self.path = config, Path("runs") / config.name
+    def __init__(self, config, fresh=False):
+        self.config, self.path, self.fresh = config, Path("runs") / config.name, fresh
         self.checkpoints = self.path / "checkpoints"
         self.locked, self.patient = None, True      # with the disk
         self.saved = None           # `progress` at the last checkpoint
@@ -248,8 +248,8 @@ class RunFolder:
         checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
 
     def resume_hint(self):
-        again = " without --fresh" * Path(f"{self.path}-old-1").exists()
-        return f"the same command{again} goes on from {self.newest() or 'the first step'}"
+        how = ", without --fresh," * self.fresh
+        return f"the same command{how} goes on from {self.newest() or 'the first step'}"
 
 
 def progress(run):

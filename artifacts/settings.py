@@ -64,7 +64,7 @@ def check(config):
          "for gspo give eps_low and eps_high of about 1e-3 (paper)"),
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
         ("name", Path(config.name).name != config.name or config.name == ".." or
-         "," in config.name, "must name one folder, which is made in runs/, without a comma"),
+         "," in config.name, "must name one folder, to be made in runs/, without vllm_url's comma"),
         ("vllm_args", any(word.startswith(("--tensor", "-tp")) for word in
                           config.vllm_args.split()), "use the setting tensor_parallel"),
     ):
@@ -114,8 +114,8 @@ def make_config(values):
     kinds = get_type_hints(Config)
     config = Config(**{name: typed(name, value, kinds[name]) for name, value in values.items()})
     if not config.name:
-        config.name = "-".join([Path(config.model).name, config.task.replace(":", "-"),
-                                f"seed{config.seed}"]).replace("/", "-")[-200:]   # of a file: 255
+        name = f"{Path(config.model).name}-{config.task}-seed{config.seed}"
+        config.name = "".join("-" if c in ":/," else c for c in name)[-200:]    # a file's: 255
     return config
 
 

@@ -52,11 +52,11 @@ def main():
         p.add_argument(f"--{name}", type=int, default=default)
     args = p.parse_args()
     batch = {name: getattr(args, name) for name in ("k", "prompts", "samples", "tokens", "seed")}
+    if min(args.slots) < args.samples:
+        p.error(f"--slots {min(args.slots)}: a prompt has {args.samples} samples")
     print("| slots |" + "".join(f" sigma {sigma:g} |" for sigma in args.sigma))
     print("|--:|" + "--:|" * len(args.sigma))
     for slots in args.slots:
-        if slots < args.samples:
-            p.error(f"--slots {slots}: a prompt has {args.samples} samples")
         print(f"| {slots} |" + "".join(f" {mean_lag(slots, sigma, **batch):.2f} |"
                                        for sigma in args.sigma), flush=True)
 

@@ -39,7 +39,7 @@ def main(argv=None, make_trainer=Trainer):
             launch.describe(config, argv, flags.serve_only)
             return 0
         check_platform(config, flags.serve_only)
-        folder = RunFolder(config)
+        folder = RunFolder(config, flags.fresh)
         if not (flags.serve_only or flags.fresh) and (sentence := folder.done()):
             print(sentence)
             return 0

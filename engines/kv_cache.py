@@ -3,7 +3,7 @@
 Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads of size D."""
 import torch
 
-from engines.own_forward import GroupCaches, is_packed
+from engines.own_forward import GroupCaches, is_packed, text_config
 from engines.packed import DenseAttention, MaskedAttention, forward, heads, padded, take
 
 
@@ -20,7 +20,7 @@ class Slots:
     width          tokens of the longest of them; the CPU knows it without waiting for a GPU"""
 
     def __init__(self, model, slots, length):
-        _, J, D = heads(model.config)
+        _, J, D = heads(text_config(model))
         shape = (2, model.config.num_hidden_layers, slots, J, length, D)
         self.dtype, self.device = model.dtype, model.device
         # Zeros, not empty: a mask multiplies what lies behind it by zero, and NaN * 0 is NaN.

@@ -98,8 +98,8 @@ def server_command(config, *, length, slots, dtype, url, device=""):
     """(argv, environment) of one server. length: tokens of the longest sequence; slots: sequences
     decoded at once; device: as CUDA_VISIBLE_DEVICES has them, "0,1"; "": the CPU."""
     parts = urlsplit(url)
-    argv = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server",   # -P: no modules of
-            "--model", config.model,                        # the folder in which the user is
+    argv = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server",
+            "--model", config.model,            # -P: a loss.py where the user stands is not ours
             "--host", parts.hostname, "--port", str(parts.port),
             "--seed", str(secrets.randbits(32)), "--dtype", str(dtype).removeprefix("torch."),
             "--max-model-len", str(length), "--max-num-seqs", str(slots),

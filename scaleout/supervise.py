@@ -82,8 +82,8 @@ class Signals:
             if self.first and (self.second or not self.team or late):
                 how = f"stopped: no place to stop came within {HEED_S:g} s" if late and \
                     not self.second else "stopped at once"
-                print(f"scalerl.py: {how}; the same command goes on from the newest checkpoint, "
-                      "or begins", file=sys.stderr, flush=True)
+                print(f"scalerl.py: {how}; the same command, without --fresh, goes on from the "
+                      "newest checkpoint, or begins", file=sys.stderr, flush=True)
                 sys.stdout.flush()
                 os._exit(exit_code(self.first))
 
@@ -195,7 +195,7 @@ class Supervisor:
         for server in self.servers:
             if server.hangs and server.hangs.exists():
                 say(f"{server.name} hangs, and is ended")
-                server.hangs.unlink()
+                server.hangs.unlink(missing_ok=True)
                 server.process.stdin.close()        # its reaper kills it
             if server.status is not None and not first and not server.restart():
                 return 1

@@ -21,7 +21,7 @@ CALL_S = 120.0      # for all but generation: in a push the other servers stand 
 LOOK_S = 30.0       # for a look and a pause, which cost a server little: it hangs if it is silent
 # vLLM sends the first for nan, -inf and none; a sure token's may come out above 0 by rounding.
 NO_LOGPROB, ROUNDING = -9999.0, 1e-3
-# One request announces so much. vLLM's NCCL buffer of 1 GiB ends after the tensor that exceeds it.
+# One request announces so much, or one larger tensor: vLLM's NCCL buffer takes 1 GiB, or that.
 BUCKET_BYTES = 256 * 2**20
 
 

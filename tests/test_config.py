@@ -69,6 +69,9 @@ def test_of_several_config_files_the_later_wins_and_the_command_line_last(tmp_pa
 def test_a_run_without_a_name_is_called_after_what_it_is():
     config, _ = parse(["--model", "Qwen/Qwen3-8B", "--task", "hf:a/b", "--seed", "4"])
     assert config.name == "Qwen3-8B-hf-a-b-seed4"
+    config, _ = parse(["--model", "models/a,b", "--task", "c,d.jsonl"])
+    assert config.name == "a-b-c-d.jsonl-seed0"
+    check(config)
 
 
 def test_a_run_goes_on_under_its_own_settings_and_for_as_many_steps_as_asked(tmp_path, monkeypatch):
@@ -89,6 +92,9 @@ def test_a_run_goes_on_under_its_own_settings_and_for_as_many_steps_as_asked(tmp
         "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings; repeat its own command"
         " (--config runs/r/config.toml --name r), or choose another --name; --fresh starts over")
     assert set(FIELDS) > PLACE
+    page = (ROOT / "docs" / "placement.md").read_text()
+    told = page[page.index("* These may differ from call to call"):page.index("If another setting")]
+    assert PLACE == {*re.findall(r"`(\w+)`", told)}
     assert not PLACE & {"seed", "task", "slots", "off_policy", "engine", "dtype"}
 
 
@@ -209,6 +215,7 @@ BAD_INPUT = {
                                 "advantage_norm = 'mean': it divides by 2 p"),
     "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options: No closing"),
     "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
+    "a name of two addresses": (["--name", "a,b"], "without vllm_url's comma"),
 }
 
 

@@ -363,6 +363,8 @@ def test_without_a_checkpoint_a_run_begins_again(make):
     logged(folder, range(3), (0,))
     folder = again(folder)
     assert folder.resume_hint() == "the same command goes on from the first step"
+    assert RunFolder(folder.config, fresh=True).resume_hint() == (
+        "the same command, without --fresh, goes on from the first step")
     assert folder.rewind() == (None, None)
     assert all((folder.path / f"{name}.jsonl").read_text() == ""
                for name in ("metrics", "samples", "groups", "evals"))

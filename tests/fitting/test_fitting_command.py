@@ -65,7 +65,7 @@ def test_a_rival_that_fits_better_is_told_without_why(tmp_path, capsys):
     (["run", "--until", "2"], "only 0 different amounts of compute can be fitted"),
     (["run", "--until", "-1"], "only 0 different amounts of compute can be fitted"),
     (["run", "--until", "1e9"], "nothing to predict"),
-    (["run", "--x-scale", "-1"], "is not a finite number >= 0"),
+    (["run", "--x-scale", "-1"], "--x-scale takes a number from 1e-300 to 1e+300, got -1"),
     (["empty"], "holds no log"),
     (["run", "--y", "reward"], "--y reward; it has: compute/flops"),
     (["run", "--y", "eval/*"], "fits several columns"),

@@ -71,7 +71,7 @@ def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight,
                  "runs/paper/logs/server_3.log",
                  "whole sequences fit", "no GPU here to ask",
                  "CUDA_VISIBLE_DEVICES=0,1,2,3", "CUDA_VISIBLE_DEVICES=7",
-                 "WORLD_SIZE=4", "vllm.entrypoints.openai.api_server"):
+                 "WORLD_SIZE=4", " -P -m vllm.entrypoints.openai.api_server"):
         assert part in text, part
 
 

@@ -529,7 +529,7 @@ def test_the_launcher_is_told_of_a_server_that_hangs_in_a_push_over_nccl(fake, c
     """Both ends hang then. aiohttp rounds a limit above 5 s up to a whole second, and only a
     request that has reached its own limit tells the launcher."""
     silent, held = fake(whole), threading.Event()
-    sampler = connect(silent.url, logs=tmp_path)
+    sampler = connect(silent.url, logs=tmp_path / "logs")       # --fresh may have taken it away
     push(sampler, WEIGHT, 0)
     server = sampler.pool.servers[0]
     server.call_s = 6
@@ -539,7 +539,7 @@ def test_the_launcher_is_told_of_a_server_that_hangs_in_a_push_over_nccl(fake, c
     with pytest.raises(ServerFailed, match="/update_weights: no answer for 6 s"):
         pending.result(60)
     held.set()
-    assert (tmp_path / f"{silent.url[7:]}.hangs").exists()
+    assert (tmp_path / "logs" / f"{silent.url[7:]}.hangs").exists()
 
 
 @pytest.mark.parametrize("path, words", [
