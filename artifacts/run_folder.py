@@ -180,9 +180,9 @@ class RunFolder:
                 break
             except ConfigError as error:
                 damaged[folder] = error
-        lost = not self.checkpoints.exists() or (self.path / "done").exists() or any(
-            log.read_bytes().count(b"\n") > 1 for log in self.path.glob("evals.jsonl"))
-        if state is None and (damaged or lost):
+        lost = not self.checkpoints.exists() or (self.path / "done").exists()
+        if state is None and (damaged or lost or any(   # a second evaluation follows a checkpoint
+                log.read_bytes().count(b"\n") > 1 for log in self.path.glob("evals.jsonl"))):
             why = next(iter(damaged.values()), f"{self.checkpoints} is empty or gone")
             raise ConfigError(f"{why}, and {self.path} has no other checkpoint; --fresh starts "
                               "over")

@@ -167,8 +167,8 @@ def undeclared(text, marked, question, number, ratio, reading=False, whole=False
     if not number:
         said = RE.conclusion.sub("", RE.sentence.split(line)[-1])
         part = bold[2] if bold and re.fullmatch(r"(?: [a-z]+){0,4}\W*", bold[3]) and not (
-            not RE.LEAD.fullmatch(bold[1]) and reading.fullmatch(line) if reading  # "So **Bob** is
-            else RE.prose.search(bold[2])) else (  # the oldest"
+            not RE.LEAD.fullmatch(bold[1]) and reading.fullmatch(line) if reading
+            else RE.prose.search(bold[2])) else (  # Bob of "So **Bob** is the oldest"
             line if reading is RE.yes_no and RE.opens.match(line) else said if reading or
             RE.in_words.search(said) or clean(said) == r"\emptyset" else last_stretch(line, whole))
         return ([part], [part]) if part else ([], [])

@@ -195,7 +195,7 @@ def load_problems(config, tokenizer, verifier, kept=None):
             warnings.warn(f"the model's tokenizer does not know all characters of {len(unknown)} "
                           f"of {len(prompts)} prompts, and reads {tokenizer.unk_token}; the first: "
                           f"{tokenizer.decode(prompts[unknown[0]])!r}", stacklevel=1)
-        if len(prompts) > 1 and len({*prompts.values()}) == 1:
+        if len(prompts) > 1 and all(map(next(iter(prompts.values())).__eq__, prompts.values())):
             raise ConfigError("the model's chat template leaves the question out of every prompt")
         long = {i: f"problem {i} has a prompt of {len(ids)} tokens, prompt_tokens = "
                 f"{config.prompt_tokens}, and none is cut"
