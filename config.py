@@ -6,7 +6,7 @@
 
 Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). The paper does not
 give Adam's betas, the gradient clip, the temperature and `slots`. Its models and its verifier's
-settings are not published. configs/scalerl.toml comes closest to its 8B run.
+settings are not published. configs/scalerl.toml comes closest to its 8B run of section 4.
 
 Read the head of scalerl.py first: it explains a step, an advantage and the ratio π/μ."""
 
@@ -68,12 +68,13 @@ class Config:
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
     length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): a right reward falls to
                                         # 0 over the last 2048 of think_max + answer_tokens
-    overlong_filter: bool = False       # ours; true: no gradient from truncated samples (reward -1)
+    overlong_filter: bool = False       # ours; true: no gradient from truncated samples (reward
+                                        # -1). The paper leaves them out (A.15), but not how
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob
-    retire_at: float = 0.9              # paper; prompts of this pass rate or above leave when the
-                                        # next epoch begins
+    retire_at: float = 0.9              # paper; prompts of this pass rate, over all their samples
+                                        # so far (ours), or above leave when the next epoch begins
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; what divides
                                         # advantages. batch: the batch's std; prompt: the group's
@@ -83,7 +84,7 @@ class Config:
                                         # over a sample's, then over samples (GRPO); token: over all
     # π: the trainer's probability of a token, μ: the sampler's. "cispo" caps the ratio π/μ at
     # eps_max; "grpo" and "dapo" clip it to 1 - eps_low .. 1 + eps_high; "gspo" clips one ratio of a
-    # whole sequence: set both to about 1e-3. `policy_loss` in loss.py explains all losses.
+    # whole sequence: set 3e-3 and 5e-3. `policy_loss` in loss.py explains all losses.
     loss: Literal[                      # paper; the formula alone; whole recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; μ as the sampler recorded it,
@@ -101,8 +102,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); without effect at this lr:
-                                        # in fp32 1 - 5e-9 is 1
+    weight_decay: float = 0.01          # paper; of all weights (ours). In fp32, 1 - lr * this is 1
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed

@@ -56,8 +56,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     temperature        the sampler's
     chunk_tokens       logits exist for this many tokens at a time
     head_fp32          True: logits are summed and kept in fp32, even of bf16 operands (ours).
-                       False: bf16 logits. In the paper the ceiling was .61 with fp32 logits, .52
-                       with bf16 (sec. 3.2).
+                       False: bf16 logits. Paper: a ceiling of .52, not .61, in GRPO-like losses
+                       (sec. 3.2); with CISPO and the rest of ScaleRL alike (sec. 4).
     softcap            c: logits are c tanh(h W' / c), in a few models; None: h W'
     Returns (logprobs, entropy), each (...), float32 (float64 if an operand is). The entropy has no
     gradient. The same in plain lines:
@@ -200,12 +200,12 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                                     or Â < 0 and π - μ < -eps_low (2602.04879)
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; in the paper eps_high is 0.26
-                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|);
-                                    set aggregation "sample", too
+                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|) (the
+                                    root: GSPO's authors); set aggregation "sample", too
                        "reinforce"  Â · log π: no ratio (ours)
     eps_max            cispo's cap on the ratio itself
     eps_low, eps_high  how far the ratio may move from 1 (cispo_masked, dppo: see above). For gspo
-                       about 1e-3 (paper): a sequence's ratio is a mean, so it is close to 1.
+                       3e-3 and 5e-3 (paper, A.17): a sequence's ratio is a mean, close to 1.
     lags, entropy      (N, T), optional: for the statistics alone
 
     Returns (loss, stats): a scalar, and floats for `merge_stats`. Raises ValueError for an unknown
@@ -255,7 +255,7 @@ def _capped(logprobs, log_rho, A, eps_max):
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
     over the cap keeps its gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
-    leave its weight unbounded for Â < 0."""
+    leave its weight unbounded for Â < 0. Its size moves the ceiling, CISPO's does not (A.17)."""
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 

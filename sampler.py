@@ -78,7 +78,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Interruption:
-    """How long a sample may think and answer, in tokens (paper, section 4).
+    """How long a sample may think and answer, in tokens (paper, sec. 2, 4, A.10).
 
     think_min, think_max   thinking budget, both bounds included; 1 or more (paper: 10k and 12k)
     answer_tokens          1 or more; the most that are sampled after the budget (paper: 2,048)

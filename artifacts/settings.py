@@ -61,7 +61,7 @@ def check(config):
         ("eps_high", config.loss == "dapo" and config.eps_low >= config.eps_high,
          "dapo's upper clip is the wider one, 0.26 in the paper"),
         ("eps_high", config.loss == "gspo" and max(config.eps_low, config.eps_high) > 0.05,
-         "for gspo give eps_low and eps_high of about 1e-3 (paper)"),
+         "for gspo give eps_low = 3e-3, eps_high = 5e-3 (paper), or near"),
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
         ("name", Path(config.name).name != config.name or config.name == ".." or
          "," in config.name, "must name one folder, to be made in runs/, without vllm_url's comma"),

@@ -1,4 +1,4 @@
-r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
+r"""Rewards: is the answer in this text the right one, and why (paper, A.3: +1 or -1).
 
 The paper grades with SymPy and Math-Verify. Ours: one answer is read, from a fixed place
 (answers.py), where Math-Verify tries several and a policy learns to fill them all; a gold number

@@ -191,7 +191,7 @@ BAD_INPUT = {
     "negative warm-up": (["--warmup-steps", "-1"], "warmup_steps = -1: must be zero or above"),
     "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo, cispo_masked, dppo, grpo"),
     "dapo without its clip": (["--loss", "dapo"], "eps_high = 0.2: dapo's upper clip is"),
-    "gspo with grpo's clip": (["--loss", "gspo"], "give eps_low and eps_high of about 1e-3"),
+    "gspo with grpo's clip": (["--loss", "gspo"], "give eps_low = 3e-3, eps_high = 5e-3"),
     "retirement": (["--retire-at", "nan"], "retire_at = nan: must be above zero"),
     "unusable problems": (["--max-unusable", "-1"], "max_unusable = -1.0: must be in [0, 1]"),
     "more than all": (["--max-unusable", "1.01"], "max_unusable = 1.01: must be in [0, 1]"),

@@ -129,7 +129,7 @@ def test_bf16_operands_are_multiplied_into_fp32_logits():
     assert same(token_logprobs(hidden.double(), weight.double(), targets)[0], truth), FIRST
     assert same(found, truth, rtol=1e-4, atol=1e-4), (
         f"log-probs of bf16 operands are off by {(found - truth).abs().max():.1g}: the logits were "
-        "rounded to bf16, the mistake that costs the paper's runs .09 of their ceiling. Take them "
+        "rounded to bf16, which cost the paper's runs before CISPO .09 of their ceiling. Take them "
         "from `Head.logits`, and keep them in Head.dtype.")
 
 
