@@ -50,7 +50,7 @@ seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 demo: $(VENV)/base models/toy/config.json
 	$(PY) scalerl.py --config configs/demo.toml --name $(RUN) --seed $(SEED)
 	$(PY) fit.py runs/$(RUN) --until 0.5
-	$(if $(wildcard bench/held_out.py),$(PY) bench/held_out.py runs/$(RUN) --beside results/demo/errors.csv)
+	$(if $(wildcard results/demo/errors.csv),$(PY) bench/held_out.py runs/$(RUN) --beside results/demo/errors.csv)
 
 # Seeds of the demo, two at a time on one core each: does the first half predict the second?
 seeds: $(VENV)/base models/toy/config.json
@@ -130,7 +130,7 @@ grade: $(VENV)/test
 # What is graded, for the instructor; and a folder of such archives: make grade-all DIR=handed_in
 # (PLANS=FOLDER: those of before the runs; EX="2 3": these exercises alone)
 submit:
-	$(PYTHON) -B -m course.batch --pack "$(or $(OUT),submission.zip)"
+	$(or $(wildcard $(PY)),$(PYTHON)) -B -m course.batch --pack "$(or $(OUT),submission.zip)"
 grade-all: $(VENV)/test
 	$(PY) -m course.batch "$(or $(DIR),$(error DIR=FOLDER))" --out "$(or $(OUT),graded)" $(if $(PLANS),--plans "$(PLANS)") $(if $(EX),--only $(EX)) \
 		$(if $(filter command line environment,$(origin SEED)),--seed $(SEED))

@@ -47,6 +47,8 @@ ROUNDS = {range(70, 74): ", third round", range(90, 93): ", eleventh round"}    
 
 def keep(folders):
     """The runs' evaluations as rows of KEPT, in place of those of runs of these names."""
+    if bad := [name for name in folders if not re.search(r"-seed\d+$", Path(name).name)]:
+        sys.exit(f"{bad[0]}: its name does not end with -seedS")
     with open(KEPT, newline="") as file:
         rows = [row for row in csv.reader(file)
                 if row[0] not in {Path(name).name for name in folders}]

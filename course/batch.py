@@ -53,7 +53,7 @@ def pack(tree, target):
                     *(f"runs/*-seed*/{name}" for name in RUN)):
         paths |= {*tree.glob(pattern)}
     names = sorted(path.relative_to(tree).as_posix() for path in paths if path.is_file())
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for name in names:
             archive.write(tree / name, name)
     return names
@@ -280,7 +280,7 @@ def write_autograder(target):
              if name in given or not name.startswith(left_out)}
     names |= {name: name for name in ("README.md", "results/study/evals.csv")}
     names |= {name: f"course/autograder/{name}" for name in ("setup.sh", "run_autograder")}
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for name, path in names.items():
             archive.write(ROOT / path, name)        # with its mode: both scripts can be executed
     return [*names]

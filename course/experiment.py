@@ -53,7 +53,7 @@ RUBRIC = (
 
 # --------------------------------------------------------------------------------- 1. the plan
 def read_text(path):
-    text = path.read_text()
+    text = path.read_text("utf-8-sig")
     if len(text) > LONGEST:
         raise BadInput(f"{path.name} has {len(text):,} characters: a page is enough")
     return text
@@ -169,6 +169,7 @@ def check_committed(folder, runs):
     """Each run was made at a commit that holds the plan as it is. -> a sentence; raises BadInput.
     Nothing is asked of git here, which would run what a strange folder's settings say."""
     names, plan = commits_of(runs), (folder / "plan.md").read_bytes()
+    plans = git_id("blob", plan), git_id("blob", plan.replace(b"\r\n", b"\n"))   # core.autocrlf
     try:
         kept = json.loads((folder / "commits.json").read_text())
         for name in names:
@@ -176,7 +177,7 @@ def check_committed(folder, runs):
             same = (git_id("commit", commit) == name
                     and commit.startswith(f"tree {git_id('tree', root)}\n".encode())
                     and id_in(root, folder.name.encode()) == git_id("tree", inner)
-                    and id_in(inner, b"plan.md") == git_id("blob", plan))
+                    and id_in(inner, b"plan.md") in plans)
             if not same:
                 raise BadInput(f"the commit {name[:9]} that runs were made at does not hold this "
                                f"plan: {COMMIT}")
@@ -366,13 +367,13 @@ def main(argv=None):
     if args.commands:
         try:
             print(*commands(read_plan(args.folder)), sep="\n")
-        except BadInput as error:
+        except (ValueError, OSError) as error:
             print(f"experiment.py: {error}", file=sys.stderr)
             return 2
         return 0
     try:
         keep_commits(args.folder.resolve())
-    except (BadInput, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"note: {args.folder}/commits.json was not written: {error}")
     done, why = grade(args.folder.resolve())
     print(*(f"ok  {line}" for line in done), *([f"--  {why}"] if why else RUBRIC), sep="\n")

@@ -138,8 +138,8 @@ def report(args):
             raise BadInput("it takes a RUN, before --like; or --plan W, or --apart D alone")
         return print(*plan_lines(TYPICAL, 1, args.plan, args.until), sep="\n")
     columns = (args.x, args.y, args.x_scale, args.reward_range)
-    if args.like and len(args.y or ()) > 1:
-        raise BadInput("--like takes one --y: what is learned of one task is of no other")
+    if args.like and (args.answers or len(args.y or ()) > 1):
+        raise BadInput("--like takes one --y, as tasks differ, and no --answers: it guesses noise")
     curves = read_curves(args.runs, *columns)
     same = args.x or metric(curves[0].x), args.y or [metric(curves[0].y)], *columns[2:]
     if args.x_scale != 1:                           # no longer what the column is called
@@ -154,8 +154,7 @@ def report(args):
     several, fits = len(curves) > 1, {}
     if args.by_problem and (several or curves[0].path is None):
         raise BadInput(f"--by-problem takes one run of one task, not {len(curves)}, nor pooled")
-    options = {name: getattr(args, name) for name in (
-        "law", "method", "R0", "c_min", "bootstrap", "answers")}
+    options = {n: getattr(args, n) for n in "law method R0 c_min bootstrap answers".split()}
     # A seed for each run: else replicates would move together, and differences would look sure.
     refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:

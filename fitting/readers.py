@@ -43,7 +43,7 @@ def places_of(text):
         return [(Path(text), "")]
     path = Path(found[1])
     runs = dict.fromkeys(str(row["run"]) for row in read_rows(path)[0] if "run" in row)
-    if not (chosen := fnmatch.filter(runs, found[2])):
+    if not (chosen := [found[2]] if found[2] in runs else fnmatch.filter(runs, found[2])):
         raise BadInput(f"{path} has no run {found[2]!r} in a column run: {', '.join(runs) or None}")
     return [(path, run) for run in chosen]
 
@@ -100,8 +100,11 @@ def read_table(path):
     lines = [RE["quoted"].sub(lambda x: x[0].replace(",", "").strip(), line) for line in lines]
     if mark != "," and any(map(RE["decimal"].search, lines)):         # 1.234,5
         lines = [re.sub(r"(?<=\d),(?=\d)", ".", RE["thousand"].sub("", line)) for line in lines]
-    table = csv.DictReader(lines, delimiter=mark, skipinitialspace=True)
-    rows, names = list(table), table.fieldnames or ()
+    table = csv.DictReader(lines, delimiter=mark, skipinitialspace=True, strict=True)
+    try:
+        rows, names = list(table), table.fieldnames or ()
+    except csv.Error as error:                              # a quote that nothing closes
+        raise BadInput(f"{path}, after line {table.line_num}: {error}") from None
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise BadInput(f"{path} has several columns {twice[0]}: give them names of their own")
     if long := [i for i, row in enumerate(rows, 2) if any(row.pop(None, ()))]:   # cells left over
@@ -181,8 +184,7 @@ def read_tensorboard(path):
 
 
 def read_wandb_file(data):
-    """The history in run-ID.wandb, which Weights & Biases writes: protobuf's messages `Record`, cut
-    into pieces as in a log of LevelDB. A last, half-written one is left."""
+    """The history in run-ID.wandb: protobuf's Records, in LevelDB's pieces; the last may be cut."""
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.unknown_fields import UnknownFieldSet
     def values(message, number):
@@ -273,9 +275,8 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
 
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
-    TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN. It may hold = and , itself.
-    x, y: column names or globs; None: the first of columns.toml that the first log has, x
-    in most evaluations; all logs need it.  x_scale multiplies compute; reward_range -> [0, 1]."""
+    TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN. x, y: column names or globs; None: the
+    first of columns.toml that the first log has, x in most evaluations; all logs need it."""
     ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
     name, paths = next((way for way in ways if os.path.exists(way[1]) or all(os.path.exists(
         re.sub(r"(?i)(\.[ct]sv):.*", r"\1", part)) for part in way[1].split(","))), ways[2])
@@ -338,7 +339,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
 
 def read_curves(runs, x=None, y=None, *others):
     """Several runs, several columns y of each -> curves; what the first has, the others need."""
-    curves, tasks = [], y or [None]
+    curves, tasks = [], [*dict.fromkeys(y or [None])]
     for run in runs:
         curves += [load(run, x, task, *others) for task in tasks]
         x, tasks = x or metric(curves[0].x), y or [metric(curves[0].y)]

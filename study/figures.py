@@ -24,7 +24,7 @@ from study.run import HERE, KEPT, done, experiments
 PAGE = HERE.parent / "results/study/README.md"
 BASELINE = "scalerl"
 CALM = "calm"
-FITTED = (CALM, "reuse", "few")       # the bases whose curves are fitted
+FITTED = (CALM, "reuse", "few", "calm_clip")       # the bases whose curves are fitted
 FORECASTS = ("sigmoid", "stretched", "mean of both", "naive")
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 SECOND_ROUND = ("11_trust_region", "12_ess_rate", "13_lag_trust_region", "14_reuse", "15_controls",

@@ -72,8 +72,8 @@ TOY_OPTIONS = {"size": 2500, "min_digits": 2, "max_digits": 4}
 def toy_problems(heldout, seed, *, size, min_digits, max_digits):
     """Running sums modulo 10, "6+3+9+2" -> "0"; the level is the number of digits. Modulo 10 every
     number is one token, and the steps of a long sum are no harder than those of a short one."""
-    if size < 1 or not 2 <= min_digits <= max_digits:
-        raise TaskError("task options of 'toy': size is at least 1, 2 <= min_digits <= max_digits")
+    if size < 1 or not 2 <= min_digits <= max_digits <= 18:
+        raise TaskError("options of 'toy': size is at least 1, 2 <= min_digits <= max_digits <= 18")
     rng, problems = random.Random(f"toy {seed}"), []
     levels, total = range(min_digits, max_digits + 1), size + heldout
     for i, level in enumerate(levels):
@@ -86,7 +86,7 @@ def toy_problems(heldout, seed, *, size, min_digits, max_digits):
     return problems
 
 
-def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
+def reasoning_gym_problems(name, heldout, seed, /, *, size=2000, **options):
     """(`size` problems of one Reasoning Gym generator and those held out, or fewer; a sentence for
     each of the few whose answer is no whole number). Raises TaskError: more than a few."""
     import reasoning_gym
@@ -154,7 +154,7 @@ def read_records(name, options):
                 return list(rows)
         if ending in (".json", ".jsonl"):
             text = Path(name).read_text("utf-8-sig")
-            lines = ending == ".jsonl" or re.match(r"\s*\{.*\}\s*\{", text)  # an object a line
+            lines = ending == ".jsonl" or re.match(r"\s*\{.*\}\s*\n\s*\{", text)  # an object a line
             if not lines or re.fullmatch(r"\s*\[.*\]\s*", text, re.S):
                 found = json.loads(text)
                 parts = found.values() if isinstance(found, dict) else [found]  # {"data": [...]}
@@ -255,7 +255,7 @@ def record_problem(record, task, columns, mark):
 def column(record, path):
     """The value at "a", "a.b" or "a.0" of a record; None where there is none."""
     try:
-        for key in path.split("."):
+        for key in [path] if path in record else path.split("."):
             record = record[int(key) if isinstance(record, list) else key]
         return record
     except (LookupError, TypeError, ValueError):

@@ -38,6 +38,8 @@ def test_an_archive_holds_what_is_graded_and_no_more(tree, tmp_path):
             "runs/base-1-seed0/config.toml", "runs/base-1-seed0/source/loss.py"} <= {*names}
     assert not {"config.py", "runs/base-1-seed0/big", "course/README.md"} & {*names}
     assert zipfile.ZipFile(tmp_path / "a.zip").namelist() == names
+    os.utime(tree / "loss.py", (0, 0))      # before 1980, which a ZIP cannot say
+    assert batch.pack(tree, tmp_path / "a.zip") == names
     with pytest.raises(student.BadInput, match="is no students' tree"):
         batch.pack(tmp_path, tmp_path / "b.zip")
 

@@ -113,6 +113,22 @@ def test_an_honest_experiment_has_all_five_parts(tree):
     assert f"[{low:+.3f}, {high:+.3f}]: higher, expected was higher" in done[2]
 
 
+def test_a_plan_of_windows_is_that_which_git_has_kept_with_other_line_ends(tree):
+    low, high = interval(tree)
+    conclude(tree, f"The end is higher by [{low:.3f}, {high:+.3f}].\nverdict: higher\n")
+    plan = tree / "experiment" / "plan.md"
+    plan.write_bytes(PLAN.replace("\n", "\r\n").encode())
+    done, why = experiment.grade(tree / "experiment")
+    assert why == "" and len(done) == 5, why
+
+
+def test_a_plan_with_a_mark_before_its_text_is_read(tree):
+    plan = tree / "experiment" / "plan.md"
+    expected = experiment.read_plan(tree / "experiment")
+    plan.write_bytes(b"\xef\xbb\xbf" + PLAN.encode())
+    assert experiment.read_plan(tree / "experiment") == expected
+
+
 def test_a_plan_that_was_changed_after_its_runs_has_no_runs(tree):
     plan = tree / "experiment" / "plan.md"
     plan.write_text(PLAN.replace("expected: higher", "expected: lower"))

@@ -82,6 +82,8 @@ def test_earlier_runs_are_read_in_the_columns_of_the_new_one_and_told(tmp_path, 
     assert capsys.readouterr().out.startswith("earlier run: old: eval/toy/mean@4\n")
     assert main([*words, "--y", "eval/toy/mean@4", "--y", "eval/toy/pass@4"]) == 2
     assert "--like takes one --y" in capsys.readouterr().err
+    assert main([*words, "--answers", "10"]) == 2       # it changed nothing
+    assert "no --answers" in capsys.readouterr().err
 
 
 def test_a_prediction_with_earlier_runs_is_that_of_the_verdict(tmp_path, capsys):

@@ -67,6 +67,29 @@ def test_one_run_of_a_table_of_many_is_read_by_its_name(tmp_path):
             readers.load(f"both={table}:a,{again}")
 
 
+def test_the_name_of_a_run_may_look_like_a_pattern(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("run,step,accuracy\n" + "".join(
+        f"{run},{i},{i / 9}\n" for run in ("run[1]", "a*", "ab") for i in range(9)))
+    assert readers.places_of(f"{table}:run[1]") == [(table, "run[1]")]
+    assert readers.places_of(f"{table}:a*") == [(table, "a*")]
+    assert [run for _, run in readers.places_of(f"{table}:a?")] == ["a*", "ab"]
+
+
+def test_a_quote_that_nothing_closes_swallows_no_rows(tmp_path):
+    """Of 21 evaluations 4 were fitted, without a word."""
+    table = tmp_path / "q.csv"
+    table.write_text("step,accuracy,comment\n" + "".join(
+        f"{i},{.2 + .02 * i},{chr(34) * (i == 3)}x\n" for i in range(21)))
+    with pytest.raises(BadInput, match="q.csv, after line 4: unexpected end of data"):
+        readers.load(str(table))
+
+
+def test_a_column_that_is_named_twice_is_one_curve(tmp_path):
+    run = str(write_run(tmp_path / "a", *made(n=9)))
+    assert len(readers.read_curves([run], None, ["eval/toy/mean@4"] * 2)) == 1
+
+
 def test_a_running_log_may_end_in_the_middle_of_a_line(tmp_path, capsys):
     """The trainer writes while we read: half a line is not an error, and not silence either."""
     log = write_run(tmp_path / "r", *made()) / "evals.jsonl"

@@ -727,18 +727,18 @@ def test_letters_in_another_order_than_the_one_asked_for_are_wrong():
 
 @pytest.mark.days(4)
 @pytest.mark.parametrize(("part", "refused", "paid"), [
-    ("fourth", 6, 0), ("fifth", 7, 0), ("sixth", 1, 1), ("seventh", 0, 0),
+    ("fourth", 6, 0), ("fifth", 6, 0), ("sixth", 1, 1), ("seventh", 0, 0),
     ("eighth", 10, 1), ("ninth", 0, 0), ("tenth", 2, 0), ("eleventh", 2, 0),
     ("twelfth", 2, 0), ("thirteenth", 3, 1), ("fourteenth", 3, 0),
-    ("sentences", 19, 2), ("fifteenth", 100, 27), ("sixteenth", 17, 0),
+    ("sentences", 18, 2), ("fifteenth", 100, 27), ("sixteenth", 17, 0),
     ("seventeenth", 10, 0), ("eighteenth", 19, 0), ("nineteenth", 6, 0),
     ("twentieth", 9, 1), ("twentyfirst", 0, 0), ("twentysecond", 3, 0),
     ("twentythird", 4, 0), ("twentyfourth", 4, 0), ("twentyfifth", 4, 1),
     ("twentysixth", 6, 3), ("twentyseventh", 0, 0),
-    ("twentyeighth", 2, 0), ("twentyninth", 8, 1), ("thirtieth", 29, 1), ("thirtyfirst", 26, 1),
-    ("thirtysecond", 19, 2),
-    ("borders", 802, 581),
-    ("review", 398, 46), ("notation", 506, 51)])
+    ("twentyeighth", 2, 0), ("twentyninth", 7, 1), ("thirtieth", 29, 1), ("thirtyfirst", 26, 1),
+    ("thirtysecond", 19, 2), ("thirtythird", 29, 0),
+    ("borders", 884, 604),
+    ("review", 396, 46), ("notation", 506, 51)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -1341,6 +1341,23 @@ def test_what_a_last_sentence_adds_to_its_answer_is_left_out(text, gold, right):
     (r"The answer is $z = -\mathrm{i}$.", r"-\mathrm{i}", "", True),
     (r"Answer: $180 = 5x \implies x = 36$", "36", "", True)])
 def test_what_the_twenty_first_to_twenty_sixth_sets_showed(text, gold, question, right):
+    assert (verify(text, gold, question=question)[0] > 0) == right
+
+
+@pytest.mark.parametrize(("text", "gold", "question", "right"), [
+    (r"\boxed{6 \cdot 10^5}", r"6\times 10^{5}",
+     r"Compute $(3\times 10^8)(2\times 10^{-3})$.", True),
+    (r"\boxed{(3\times 10^8)(2\times 10^{-3})}", r"6\times 10^{5}",
+     r"Compute $(3\times 10^8)(2\times 10^{-3})$.", False),
+    (r"\boxed{4^5}", "1024", "Compute $2^{10}$.", False),
+    (r"\boxed{2^9 \cdot 2}", r"1024\text{ cm}^2", "Evaluate $2^{10}$ to get the area.", False),
+    (r"\boxed{60 \times 10^4}", r"6\times 10^{5}",
+     r"Compute $(2 \times 10^3)(3 \times 10^2)$ in scientific notation.", False),
+    (r"\boxed{\text{odd function}}", "odd", "Is it even, odd or neither?", True),
+    (r"\boxed{\text{odd function}}", "even", "Is it even, odd or neither?", False),
+    (r"答案是 $\boxed{\text{星期五}}$ (Friday)。", "Friday", "Which day was it?", True),
+    (r"\boxed{\text{星期日}}", "Monday", "Which day was it?", False)])
+def test_what_the_thirty_third_set_showed(text, gold, question, right):
     assert (verify(text, gold, question=question)[0] > 0) == right
 
 

@@ -391,11 +391,13 @@ def test_options_go_to_the_parts_of_task_and_evaluation():
         ("toy", {"options": {"size": "many"}}, "size = 'many' is not one of 'toy': {"),
         ("toy", {"options": {"size": 0}}, "of 'toy': size is at least 1"),
         ("toy", {"options": {"min_digits": 5, "max_digits": 4}}, "2 <= min_digits <= max_digits"),
+        ("toy", {"options": {"max_digits": 19}}, "2 <= min_digits <= max_digits <= 18"),
         ("toy+a.jsonl", {"options": {"size": 3}}, "a mix takes options by part"),
         ("reasoning_gym:sums", {}, "Dataset 'sums' not registered"),
         ("reasoning_gym:chain_sum", {"options": {"terms": 2}}, "'terms'"),
         ("reasoning_gym:chain_sum", {"options": {"min_terms": 0}}, "min_terms must be positive"),
         ("reasoning_gym:chain_sum", {"options": {"size": -5}}, "leaves nothing to train on"),
+        ("reasoning_gym:chain_sum", {"options": {"seed": 3}}, "seed"),
     ],
 )
 def test_a_wrong_task_is_one_sentence(spec, arguments, message):
@@ -404,6 +406,19 @@ def test_a_wrong_task_is_one_sentence(spec, arguments, message):
     with pytest.raises(TaskError) as caught:
         load_task(spec, **arguments)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_braces_in_a_question_make_no_new_line_of_a_json_file(tmp_path):
+    """{"data": [...]} on one line was read as objects a line where a question has a fraction."""
+    (tmp_path / "a.json").write_text(json.dumps({"data": [
+        {"question": rf"\frac{{1}}{{2}} of {2 * i}?", "answer": str(i)} for i in range(9)]}))
+    assert len(load_task(f"{tmp_path}/a.json", "train", heldout=2)) == 7
+
+
+def test_a_column_may_have_a_dot_in_its_name(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [
+        {"prompt": f"{i} + 1", "reward_model.ground_truth": str(i + 1)} for i in range(9)])
+    assert len(load_task(path, "train", heldout=2)) == 7
 
 
 def test_holding_out_everything_is_an_error(tmp_path):
