@@ -69,7 +69,7 @@ class Config:
     length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): a right reward falls to
                                         # 0 over the last 2048 of think_max + answer_tokens
     overlong_filter: bool = False       # ours; true: no gradient from truncated samples (reward
-                                        # -1). The paper leaves them out (A.15), but not how
+                                        # -1). The paper leaves them out (A.15), it does not say how
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob

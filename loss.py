@@ -255,7 +255,7 @@ def _capped(logprobs, log_rho, A, eps_max):
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
     over the cap keeps its gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
-    leave its weight unbounded for Â < 0. Its size moves the ceiling, CISPO's does not (A.17)."""
+    leave its weight unbounded for Â < 0. The clip moves the ceiling, the cap does not (A.17)."""
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 

@@ -27,7 +27,7 @@ def compare_lines(curves, fits, refits):
     """Ceilings against the first run's; if the same, B at their mean A: alone B means little."""
     (base, first), *others = fits.items()
     A, found = np.array([fit.A for fit in fits.values()]), set()
-    yield f"ceilings, {A.mean():.3f} in the mean:"
+    yield f"ceilings, {A.mean():.3f} in the mean (no interval knows how far seeds differ):"
     for label, fit in others:
         rule, low, high = verdict(fit, first)
         found.add(rule)

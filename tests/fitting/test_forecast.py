@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import fit
-from fit import fit_curve, law_at
-from fitting import forecast
+from conftest import ROOT
+from fit import fit_curve, held_out, law_at
+from fitting import forecast, readers
 from fitting.command import main
 from fitting.forecast import doubts, forecast_line, judge
 from made_runs import made, write_run
@@ -205,3 +206,19 @@ def test_a_line_that_leaves_the_range_confirms_no_curve(monkeypatch):
     monkeypatch.setattr(forecast, "WIDEST", 0.02)
     told = judge(early, np.full(5, 18.0))
     assert told["verdict"] == forecast.RANGE and "wide" in told["reasons"][0]
+
+
+def test_on_a_users_own_task_the_forecasts_are_as_far_off_as_the_page_says():
+    """All called usable, all too high: no better than the last value."""
+    table, told = ROOT / "results" / "forecast" / "own_task.csv", []
+    for path, run in readers.places_of(f"{table}:*"):
+        curve = readers.load(f"{path}:{run}")
+        early = fit_curve(curve.C, curve.R, c_max=curve.C[-1] / 2, bootstrap=100)
+        assert judge(early, curve.C[curve.C > early.C[-1]][-5:])["verdict"] == "forecast usable"
+        told.append(held_out(curve.C, curve.R, early))
+    errors, naive = (np.array([one[name] for one in told]) for name in ("error", "naive_error"))
+    assert (errors.round(3).min(), errors.round(3).max()) == (0.038, 0.156) and len(errors) == 6
+    assert abs(errors).mean().round(3) == abs(naive).mean().round(3) == 0.096
+    assert all(one["lo"] < one["measured"] < one["hi"] for one in told)
+    page = (ROOT / "docs" / "fit.md").read_text()
+    assert "by .038 to .156, in the mean by .096 (the last value misses by .096, too)" in page
