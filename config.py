@@ -69,7 +69,7 @@ class Config:
     length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): a right reward falls to
                                         # 0 over the last 2048 of think_max + answer_tokens
     overlong_filter: bool = False       # ours; true: no gradient from truncated samples (reward
-                                        # -1). The paper leaves them out (A.15), it does not say how
+                                        # -1). The paper leaves them out (A.15), without saying how
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob
@@ -102,7 +102,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours). In fp32, 1 - lr * this is 1
+    weight_decay: float = 0.01          # paper; of all weights (ours); 1 - lr * this rounds to 1
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed

@@ -274,9 +274,9 @@ def evaluations(rows, x, y, path, steps=STEP_COLUMNS):
 
 
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
-    """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
-    TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN. x, y: column names or globs; None: the
-    first of columns.toml that the first log has, x in most evaluations; all logs need it."""
+    """Read "PATH", or "NAME=PATH,..." (seeds of a recipe, pooled); PATH may be TABLE:RUN, or
+    wandb:ENTITY/PROJECT/RUN. x, y: columns or globs; None: the first of columns.toml that the first
+    log has, x in most evaluations; all need it. x_scale multiplies C; reward_range -> [0, 1]."""
     ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
     name, paths = next((way for way in ways if os.path.exists(way[1]) or all(os.path.exists(
         re.sub(r"(?i)(\.[ct]sv):.*", r"\1", part)) for part in way[1].split(","))), ways[2])

@@ -88,8 +88,8 @@ def grade(kind, answer, parts, asked=()):
     if (gold := expression(answer, asked)) is None:
         return "error"
     shown = functools.cache(lambda: [one for one in map(expression, asked) if one is not None])
-    if not ("=" in answer or "10^" in answer) and answers.plain_number(answer) and any(
-            same(gold, one) for one in shown()):
+    if "=" not in answer and not answers.RE.tens.search(answer) and answers.plain_number(
+            answer) and any(same(gold, one) for one in shown()):
         return "wrong"  # 4^5, too, is no answer to "compute 2^{10}"
     for part in parts:  # the first wrong one ends it: each, like each one shown, costs milliseconds
         one = expression(part, asked)
