@@ -2,6 +2,7 @@
 
     python bench/public.py             # every forecast anew, into results/public/errors.csv
     python bench/public.py --tables    # the tables of the kept errors.csv alone
+    python bench/public.py --bend      # the usable forecasts, by whether the bend had been seen
 
 Each curve of results/public/curves.csv is cut at .3 and at .5 of its x. What lies before the cut is
 fitted; the mean of the last fifth of the curve (3 points at least) is to be foretold:
@@ -38,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import fit as law
 import fitting.forecast
 from fit import BadInput, fit_curve, line_at
-from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge
+from fitting.forecast import LAST_VALUE, RANGE, USABLE, doubts, judge
 
 HERE = Path(__file__).parent.parent / "results" / "public"
 CUTS = (0.3, 0.5)
@@ -406,6 +407,27 @@ def overview():
     return "\n".join(told)
 
 
+def by_the_bend():
+    """The table of docs/fit.md: today's usable forecasts by whether `doubts` says that the bend has
+    hardly been seen. Asked after all rounds, of the curves on which the verdict was chosen."""
+    told = ["| the bend, from the | n | the curve | last value | line in log C | the curve's mean "
+            "error with its sign | intervals that hold |", "|---" + "|--:" * 6 + "|"]
+    data, parts = curves()[0], {}
+    for row in (row for number in range(1, 9) for row in kept(number, "")):
+        if row["verdict"] == USABLE:
+            x, y = data[row["run"]]
+            fit = fit_curve(x, y, c_max=row["cut"] * x[-1], bootstrap=1)    # no interval: no doubt
+            seen = not any(why.startswith("the bend") for why in doubts(fit))
+            parts.setdefault((-row["cut"], not seen), []).append(row)
+    for (cut, unseen), rows in sorted(parts.items()):
+        cells = [f"{np.median(np.abs([row[way] for row in rows])):.3f}"[1:]
+                 for way in ("sigmoid", "naive", "line")]
+        sign = f"{np.mean([row['sigmoid'] for row in rows]):+.3f}".replace("0.", ".")
+        told.append(f"| {'hardly seen' if unseen else 'seen'}, {'half' if cut == -.5 else '30%'} | "
+                    + " | ".join([str(len(rows)), *cells, sign, holding(rows)[0]]) + " |")
+    return "\n".join(told)
+
+
 def later_tables():
     """Those of the pages of the fourth round and later ones."""
     first, every = {"the first three rounds": (1, 2, 3)}, (1, 2, 3, 4, 5)
@@ -432,7 +454,11 @@ def later_tables():
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--tables", action="store_true", help="print those of the kept errors.csv")
-    if not p.parse_args().tables:
+    p.add_argument("--bend", action="store_true", help="print the table by the bend alone")
+    args = p.parse_args()
+    if args.bend:
+        return print(by_the_bend())
+    if not args.tables:
         data, sources = curves()
         rows = [dict(run=run, kind=sources[run]["kind"], step_0=sources[run]["step_0"], cut=cut)
                 | forecast(*data[run], cut) for run in data for cut in CUTS]

@@ -594,6 +594,24 @@ def test_the_tests_of_the_verdict_are_told_in_the_docs():
         assert told[-1].startswith("too few for a test" if few else "held" if met else "failed")
 
 
+def test_the_usable_forecasts_before_and_after_the_bend_are_told_in_the_docs():
+    """A user asked why a forecast is usable whose bend has hardly been seen. The table is made from
+    fits; that its rows are the usable ones, and on which side of the bend, is counted here."""
+    table, docs = public.by_the_bend().splitlines(), (ROOT / "docs" / "fit.md").read_text()
+    assert all(f"  {line}\n" in docs for line in table) and len(table) == 6
+    sides = [line.strip("| ").split(" | ") for line in table[2:]]
+    for cut, (seen, unseen) in zip((.5, .3), (sides[:2], sides[2:])):
+        usable = called(rows_of("", cut, *range(1, 9)))
+        assert int(seen[1]) + int(unseen[1]) == len(usable)
+        late = 0
+        for row in usable:
+            x, y, *_ = foretold(row)
+            fit = fit_curve(x, y, bootstrap=0)
+            gain, ahead = fit.A - fit.R0, fit.A - fit.curve(fit.C[-1])
+            late += fit.C[-1] < 2 * fit.C_mid and ahead > gain / 10
+        assert late == int(unseen[1])
+
+
 def test_the_summaries_of_all_curves_are_those_of_the_rows():
     """README, docs, course and code tell them with the intervals of today."""
     readme, docs, law, slides, lesson = (" ".join((ROOT / name).read_text().split()) for name in (
