@@ -31,7 +31,7 @@ from pathlib import Path
 
 from course.forms import gradescope
 from course.student import (MANIFEST, ROOT, BadInput, by_file, chosen, digest, exercises,
-                            handed_out, own_modules, tracked)
+                            handed_out, own_modules, tracked, unwritten)
 
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30        # of an archive, unpacked
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")    # in any case
@@ -303,6 +303,8 @@ def main(argv=None):
         if args.pack:
             names = pack(ROOT, args.pack)
             print(f"{args.pack}: {len(names)} files")
+            for number, parts in unwritten(ROOT).items():
+                print(f"  exercise {number}: not written: {', '.join(parts)}")
             return 0
         if args.gradescope:
             return for_gradescope(*args.gradescope)

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from course.forms import FORMS
 from course.student import (MANIFEST, ROOT, BadInput, body_of, by_file, chosen, exercises,
-                            handed_out, own_modules, without_bodies)
+                            handed_out, own_modules, unwritten, without_bodies)
 from tasks.sandbox import SandboxError, failure
 
 LIMIT_S = 240           # of one exercise; the project's own bodies need 30 s
@@ -228,6 +228,7 @@ def of_a_run(rows, box, sources):
 def public(folder, only, seed):
     """Runs the public checks -> lines to read."""
     env = os.environ | ({} if seed is None else {"COURSE_SEED": str(seed)})
+    left = unwritten(folder)
     for row in chosen(only, folder):
         path = folder / "course" / "checks" / f"test_{row['number']}.py"
         if not path.exists():
@@ -236,6 +237,8 @@ def public(folder, only, seed):
                                str(path)], cwd=folder, env=env, text=True, capture_output=True)
         last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
         yield f"{row['number']} {textwrap.shorten(row['title'], 50, placeholder=' ...'):<52}{last}"
+        if row["number"] in left:
+            yield f"  not written: {', '.join(left[row['number']])}"
     yield "what a check has to say: make check EX=N; the points are your instructor's to give"
 
 

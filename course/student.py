@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,7 +60,8 @@ libraries'. Write them in any style: with helpers, constants, imports, new metho
 same files, or in new modules: beside them, or in folders, two deep, of any name that no library
 (nor Python itself) has. Edits of other files, and of the checks, are not taken. An exercise runs
 beside our functions of all others; a line that raises costs what needs it, and one that ends
-Python costs all exercises that import its file. New modules are 200 at most, and 4 MB together.
+Python costs all exercises that import its file. A file is 1 MB at most, new modules are 200 at
+most, and 4 MB together; a model that a run of exercise 8 or 11 began from is 32 MB at most.
 
 Left out: the tests and the scripts of `bench/` (they repeat the functions in plain lines; only
 `bench/simulate.py` is here), the project's figures (of `results/` only logs are here), its history,
@@ -165,9 +167,9 @@ def with_bodies(source, bodies, path):
 
 def without_bodies(source, numbers, path):
     """The source with `raise NotImplementedError("exercise 3")` for the bodies of {name: 3}."""
-    return with_bodies(source, {name: " " * (find(source, name, path).col_offset + 4)
-                                + f'raise NotImplementedError("exercise {number}")'
-                                for name, number in numbers.items()}, path)
+    return with_bodies(source, {
+        name: " " * (find(source, name, path).col_offset + 4) + stub(number)
+        for name, number in numbers.items()}, path)
 
 
 def own_modules(folder):
@@ -176,6 +178,25 @@ def own_modules(folder):
     return sorted(path for path in found if path.is_file() and not any(
         "." in part or part in ("runs", "models", "__MACOSX", "venv", "env")
         for part in path.relative_to(folder).parts[:-1]))
+
+
+def unwritten(folder):
+    """{exercise: what is not there yet} in a students' tree: functions whose body is the one that
+    was handed out, or the folder of an experiment's plan.md."""
+    found = {row["number"]: [f"{row['folder']}/plan.md"] for row in exercises(folder)
+             if "folder" in row and not (folder / row["folder"] / "plan.md").is_file()}
+    for path, numbers in by_file(exercises(folder)).items():
+        with suppress(OSError):         # a file that is gone: the grader says so
+            source = (folder / path).read_text("utf-8", "replace")
+            for name, number in numbers.items():
+                with suppress(BadInput):        # no Python, or renamed: that is work
+                    if body_of(source, name, path).strip() == stub(number):
+                        found.setdefault(number, []).append(name)
+    return dict(sorted(found.items()))
+
+
+def stub(number):
+    return f'raise NotImplementedError("exercise {number}")'
 
 
 # ----------------------------------------------------------------------------------- 2. the tree

@@ -44,6 +44,22 @@ def test_an_archive_holds_what_is_graded_and_no_more(tree, tmp_path):
         batch.pack(tmp_path, tmp_path / "b.zip")
 
 
+def test_make_submit_says_what_is_not_written(tree, tmp_path, monkeypatch, capsys):
+    """It said nothing: half a submission looked like a whole one."""
+    monkeypatch.setattr(batch, "ROOT", tree)
+    (tree / "sampler.py").unlink()                      # exercise 6's, gone: no traceback
+    (tree / "fit.py").write_text("def sigmoid(:\n")     # exercise 7's, no Python: somebody's work
+    assert batch.main(["--pack", str(tmp_path / "a.zip")]) == 0
+    told = capsys.readouterr().out
+    lines = dict(re.findall(r"  exercise (\d+): not written: (.+)", told))
+    assert lines["3"] == "_capped, _sequence_log_ratio, _clipped"
+    assert lines["8"] == "experiment/plan.md" and lines["11"] == "ablation/plan.md"
+    assert not {"2", "6", "7"} & {*lines} and {"1", "4", "5", "9", "10", "12"} <= {*lines}
+    (tree / "experiment").mkdir()
+    (tree / "experiment" / "plan.md").write_text("")
+    assert 8 not in student.unwritten(tree)
+
+
 @pytest.mark.days(4, turn=2)
 @sandboxed
 def test_a_folder_of_archives_is_a_table_and_broken_ones_are_rows(tree, tmp_path, monkeypatch):
