@@ -41,6 +41,8 @@ RUNS = {
     "too_hard": (15, '--samples-per-prompt 2 --think-min 40 --think-max 60 '
                  '--task-options {"min_digits":9,"max_digits":9}', "", "sums of nine digits"),
     "too_easy": (15, "--task easy.py", "", "every answer is right"),
+    "two_kinds": (15, "--task two_kinds.py --prompts-per-step 4 --slots 32 --heldout-prompts 4", "",
+                  "half of the problems are always right, the others never"),
     "one_sided": (15, "--lr 1.5e-4", "one_sided", "the sampler draws at temperature 0.7, the "
                   "trainer computes log-probs at 1"),
     "recomputed": (30, "--behavior recomputed", "", "the trainer recomputes what the sampler had"),
@@ -133,6 +135,9 @@ def train(argv, bug):
     Path("raises.py").write_text(
         "problems = [{'question': f'{n // 10}+{n % 10}'} for n in range(100)]\n"
         "def reward(problem, text):\n    return problem['gone']\n")
+    Path("two_kinds.py").write_text(
+        "problems = [{'question': f'{n // 10}+{n % 10}'} for n in range(100)]\n"
+        "def reward(problem, text):\n    return float(problem['question'] < '5')\n")
     problems("late.jsonl", lambda n: rf"\frac{{x^{{{n}}}}}{{2}}")
     return main(argv)
 

@@ -38,6 +38,7 @@ def test_what_a_broken_loop_shows_is_what_was_broken():
                 "one_sided": "sampler and trainer disagree",
                 "never_pushed": "they drift apart without lag",
                 "recomputed": "the ratio is 1 under lag", "no_gradient": "the gradient is zero",
+                "two_kinds": "groups are all right or all wrong",
                 "huge_lr": "the pass rate rose and fell", "late": "checks come late",
                 "raises": "answers cannot be judged"}
     for run, name in expected.items():
