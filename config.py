@@ -33,7 +33,7 @@ class Config:
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems has
-                                        # no readable answer, a long prompt, a useless first reward
+                                        # no readable answer, a long prompt, or no number as reward
     instruction: str = ""               # ours; system message; without one, before the question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; ends every prompt, as "<think>\n"
@@ -43,7 +43,7 @@ class Config:
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 1000                   # ours; of the loop; the paper has thousands
-    eval_every: int = 100               # paper; steps; a checkpoint before all but the first (ours)
+    eval_every: int = 100               # paper; steps; a checkpoint before each but step 0's (ours)
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
@@ -68,8 +68,8 @@ class Config:
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
     length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): a right reward falls to
                                         # 0 over the last 2048 of think_max + answer_tokens
-    overlong_filter: bool = False       # ours; true: no gradient from truncated samples (reward
-                                        # -1). The paper leaves them out (A.15), without saying how
+    overlong_filter: bool = False       # ours; false: truncated samples (reward -1) train, too. The
+                                        # paper leaves them out (A.15); how, it does not say
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob
@@ -78,23 +78,23 @@ class Config:
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; what divides
                                         # advantages. batch: the batch's std; prompt: the group's
-                                        # (GRPO); mean: twice its pass rate (MaxRL); none: 1
+                                        # (GRPO); mean: 2 x the group's pass rate (MaxRL); none: 1
     aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the trained
                                         # tokens of a prompt's samples, then over prompts; sample:
                                         # over a sample's, then over samples (GRPO); token: over all
     # π: the trainer's probability of a token, μ: the sampler's. "cispo" caps the ratio π/μ at
     # eps_max; "grpo" and "dapo" clip it to 1 - eps_low .. 1 + eps_high; "gspo" clips one ratio of a
-    # whole sequence: set 3e-3 and 5e-3. `policy_loss` in loss.py explains all losses.
+    # whole sequence: eps_low 3e-3, eps_high 5e-3. `policy_loss` in loss.py explains all of them.
     loss: Literal[                      # paper; the formula alone; whole recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; μ as the sampler recorded it,
                                         # or as the trainer has it now: every ratio is 1
     eps_max: float = 5.0                # ours; CISPO's cap; the paper found 4, 5 and 8 alike
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
-    eps_high: float = 0.2               # paper, for grpo; at 1 + this; for dapo set 0.26. What both
-                                        # are in dppo and cispo_masked: `policy_loss`
-    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler; products
-                                        # of bf16 numbers are summed in fp32 (ours)
+    eps_high: float = 0.2               # paper, for grpo; at 1 + this; for dapo set 0.26. For dppo
+                                        # and cispo_masked see `policy_loss`
+    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler; the head's
+                                        # inputs may still be bf16 (ours)
 
     # -- optimizer (AdamW)
     lr: float = 5e-7                    # paper, constant after warm-up

@@ -83,11 +83,11 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 
 # ------------------------------------------------------------------------------ 2. least squares
-# Two tricks. (1) A needs no search. If B, C_mid and R0 are given, R - R0 is (A - R0) times g. So
-# A - R0 is the slope of a line through 0, and the best slope has a formula. (2) Each parameter has
-# a range, but `leastsq` knows no bounds. So it searches an angle x, which may be any number. The
-# parameter, low + (high - low) (sin(x) + 1) / 2, never leaves its range. (scipy's `least_squares`
-# has bounds, but takes twice the time.)
+# Skip parts 2 and 3 at first. Two tricks. (1) A needs no search. If B, C_mid and R0 are given,
+# R - R0 is (A - R0) times g. So A - R0 is the slope of a line through 0, and the best slope has a
+# formula. (2) Each parameter has a range, but `leastsq` knows no bounds. So it searches an angle x,
+# which may be any number. The parameter, low + (high - low) (sin(x) + 1) / 2, never leaves its
+# range. (scipy's `least_squares` has bounds, but takes twice the time.)
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: a law and the ranges of its parameters."""
@@ -106,7 +106,7 @@ class Search:
         """From angles to curves, each with the best A for the rewards R (n,).
 
         x is (2, ...): angles of log C_mid and log B. If R0 is fitted, x is (3, ...), and the
-        argument R0 is unused. `solve` asks for one curve, x (2,); `starts` for many, (2, 48, 24).
+        argument R0 is unused. `solve` asks for one curve, x (2,); `starts` for (2 or 3, 48, ...).
         -> theta: A, B, C_mid, R0, each (...); residuals (..., n)"""
         log_C_mid, log_B, *fitted = [low + (high - low) * (np.sin(angle) + 1) / 2
                                      for angle, (low, high) in zip(x, self.box)]
@@ -123,7 +123,7 @@ class Search:
         """The best nodes of a coarse table, at its four best C_mid -> list of angles (2 or 3,). One
         start alone may lead to a valley that is not the deepest."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
-        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]  # at 1 sin is flat
+        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]  # at +-1 sin is flat
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
         sse = (self.at(x, R, R0)[1] ** 2).sum(-1)         # (48, 24 or 120): a row for each C_mid
         rows = np.argsort(sse.min(1))[:4]
@@ -203,7 +203,7 @@ class Replicates:
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds draws of `self.noise`."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:   # with k = n, seed 0 would give each curve its own noise again
+        if noise:   # for k = n seed 0 would repeat the draws of `replicates`
             rng = np.random.default_rng((1, 1) if len(paths.T) == len(self.noise) else 0)
             paths = paths + rng.choice(self.noise, paths.shape)
         return paths
@@ -214,7 +214,7 @@ def widened(residual, parameters, least=NOISE):
     they would make intervals too narrow. Three factors correct this:
 
     sqrt(n / (n - p))     the fit has followed some of the noise
-    t / z                 its size is estimated: Student's t replaces the normal z (exact at 90%)
+    t / z                 its size is estimated: Student's t replaces the normal z (right at 90%)
     sqrt((1 + rho) / (1 - rho))   neighbors are alike (AR(1), correlation rho): their mean varies
                           more. The fit lowers rho by about p / n, which is added back"""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
@@ -396,7 +396,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), rivals)
     if fit.no_interval:     # a flat curve: any B and C_mid would fit
         risen = R0_from in ("step 0", "given") and R.mean() - R0 > 3 * pool[0].noise.std()
-        pool[0].draws[:, int(risen):3] = np.nan             # and any A, if R has not risen
+        pool[0].draws[:, (1 if risen else 0):3] = np.nan    # and any A, if R has not risen
     return fit
 
 

@@ -3,9 +3,9 @@
     J = E_x [ 1/Σ_i|y_i| · Σ_i Σ_t  sg(min(ρ_it, ε_max)) · Â_i · log π(y_it) ]
     ρ_it = π(y_it) / μ(y_it)
 
-x is a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient. π is the trainer's
-present policy: log π is `logprobs`. μ is the policy that drew the token: log μ is
-`behavior_logprobs`.
+x is a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient (`detach`): a term
+has the gradient min(ρ, ε_max) Â ∇log π. π is the trainer's present policy: log π is `logprobs`.
+μ is the policy that drew the token: log μ is `behavior_logprobs`.
 
 Where the paper is silent ("ours"):
  1. The std is over the kept groups. It divides by n, not by n - 1.
@@ -57,7 +57,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     chunk_tokens       logits exist for this many tokens at a time
     head_fp32          True: logits are summed and kept in fp32, even of bf16 operands (ours).
                        False: bf16 logits. Paper: a ceiling of .52, not .61, in GRPO-like losses
-                       (sec. 3.2); with CISPO and the rest of ScaleRL alike (sec. 4).
+                       (sec. 3.2); with the rest of ScaleRL no difference (sec. 4).
     softcap            c: logits are c tanh(h W' / c), in a few models; None: h W'
     Returns (logprobs, entropy), each (...), float32 (float64 if an operand is). The entropy has no
     gradient. The same in plain lines:
@@ -96,7 +96,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 
 
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
-    """(n, H), (V, H) -> (n, V) logits, for samplers, computed as in `token_logprobs`.
+    """(n, H), (V, H) -> (n, V) logits, for samplers, as in `token_logprobs` outside autocast.
 
     Sampler and trainer must round alike. Otherwise the ratio is not 1 even without a lag."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
@@ -255,7 +255,7 @@ def _capped(logprobs, log_rho, A, eps_max):
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
     over the cap keeps its gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
-    leave its weight unbounded for Â < 0. The clip moves the ceiling, the cap does not (A.17)."""
+    leave its weight unbounded for Â < 0. The clip's ε moves the ceiling, ε_max does not (A.17)."""
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 

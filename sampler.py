@@ -17,8 +17,8 @@ has tokens of several versions, so each token records its own.
 Where the paper is silent ("ours"):
  a. Each sample draws its own thinking budget, uniformly.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
- c. There is no top-p and no top-k. They cut rare tokens from μ, but not from π: at top-p 0.8 the
-    mean ratio π/μ was 0.896 on a small model, not 1.
+ c. There is no top-p and no top-k. They cut rare tokens, so μ of the others is larger than π: at
+    top-p 0.8 the mean ratio π/μ was 0.896 on a small model, not 1.
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
 

@@ -4,15 +4,15 @@
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
     python fit.py runs/demo                                    fit its curve, predict more compute
 
-The model (the policy) answers prompts, G times each. A verifier marks each answer right or wrong. A
-step trains on the answers to P prompts. The advantage of an answer is its reward minus the mean
-reward of its prompt's answers, divided by a std. A positive advantage makes the answer's tokens
-more likely, a negative one less likely. That is GRPO. ScaleRL is GRPO, but:
+The model (the policy) answers each prompt G times: a group of samples. A verifier marks each answer
+right or wrong. A step trains on P groups. The advantage of an answer is its reward minus the mean
+reward of its group, divided by the group's std. A positive advantage makes the answer's tokens more
+likely, a negative one less likely. That is GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
     3.1     part 2              new weights arrive in the middle of a sample. A token is trained on
                                 at most k = 8 steps after it was drawn. The loss weighs it by the
-                                ratio π/μ, p(now) / p(when it was drawn).
+                                importance ratio π/μ, p(now) / p(when drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO: the ratio is a weight, capped at ε_max; a token above the cap
                                 still learns. One std for the batch. Mean over a prompt's tokens,
@@ -28,9 +28,9 @@ Order of the five files: this head, config.py, the rest of this file, loss.py, s
 README has a path of 90 minutes.
 
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
-tokens of the longest output. The version of the weights is the number of optimizer steps taken. A
-step of the loop without a token to train on takes none. A `Rollout` is one sample, with the
-log-prob and the version of every token."""
+tokens of the longest output. The version of the weights is the number of optimizer steps taken (a
+step of the loop without a token to train on takes no optimizer step). A `Rollout` is one sample,
+with the log-prob and the version of every token."""
 
 if __name__ == "__main__":      # answer help and typos before the slow import of torch
     from command.options import answer_at_once
@@ -102,8 +102,8 @@ class Curriculum:
 class PipelinePacer:
     """PipelineRL-k: weights change in the middle of samples; no token is over k versions old.
 
-    deadline    A group is outstanding from its start until a step consumes it. If it starts at
-                version s, the step on weights s + k must consume it at the latest.
+    deadline    A group is outstanding from its start, at version s, until a step consumes it. Its
+                tokens are of s or later: the step on weights s + k must consume it at the latest.
     admission   A group may start while fewer than (k + 1) * P are outstanding. The k + 1 steps on
                 weights s, s + 1, .. s + k take P groups each. For one group more there would be
                 no step in time.
@@ -111,7 +111,7 @@ class PipelinePacer:
                 lags. It waits if the groups left behind could not all meet their deadlines at P
                 groups a step. (Ours: the paper's trainer waits when it is k steps ahead.)
 
-    Nothing is dropped for being old."""
+    Admission and waiting keep every deadline: nothing is dropped for being old."""
 
     def __init__(self, k, prompts_per_step):
         self.k, self.P, self.largest_lag = k, prompts_per_step, k
@@ -145,7 +145,7 @@ class PipelinePacer:
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
         Sort the groups left behind by deadline, i = 0, 1, .. The step at version + 1 takes the
-        first P, and so on: group i has its step at version + 1 + i // P, at the latest.
+        first P, and so on: group i is consumed at version + 1 + i // P. Is that in time?
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c. Group d (quick) starts at version 1. The step at version 1
@@ -281,8 +281,8 @@ class Policy(torch.nn.Module):
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: each prompt once, then the outputs without their last tokens, which
         # predict nothing. Attention keeps outputs apart (engines/packed.py). Of prompt [p q] and
-        # outputs [a b], [c]:    row      p q a    predict  1 2 1   places in the row of q, a, q
-        #                        targets  a b c    sample   0 0 1,  column 0 1 0: in the result
+        # outputs [a b], [c] the row is p q a. The targets a b c have predict 1 2 1 (places of q, a,
+        # q in the row), sample 0 0 1 and column 0 1 0 (their places in the result).
         pack = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens need no log-prob. O: all output tokens.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
@@ -463,7 +463,7 @@ class Run:
         self.team.begin("generate", self.version)
         self.collect(self.sampler.finished())
         while True:
-            self.folder.save(self, self.config.save_minutes)    # a step may take longer than that
+            self.folder.save(self, self.config.save_minutes)    # a step may take longer
             self.admit()
             groups = self.pacer.take(self.version)
             if groups or not self.sampler.in_flight:    # nothing runs: no prompt was left
