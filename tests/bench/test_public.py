@@ -71,7 +71,7 @@ def test_every_curve_has_a_source_and_two_rows_of_errors():
         assert (source["step_0"] == "yes") == ((row["run"], 0.0) in {p[:2] for p in points})
 
 
-@pytest.mark.days(6, turn=5)
+@pytest.mark.days(6, turn=0)
 def test_all_errors_of_the_rivals_are_those_of_the_curves():
     """The naive forecast and both lines in plain steps, for every row."""
     for row in ALL:
@@ -89,7 +89,7 @@ def test_all_errors_of_the_rivals_are_those_of_the_curves():
         assert row["logit"] == pytest.approx(told.mean() - measured, abs=6e-5)
 
 
-@pytest.mark.days(6, turn=5)
+@pytest.mark.days(6, turn=1)
 def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
     """Without intervals; the next test has two. Another CPU may end in another valley of an almost
     flat sum of squares, so a few thousandths are allowed."""
@@ -594,6 +594,7 @@ def test_the_tests_of_the_verdict_are_told_in_the_docs():
         assert told[-1].startswith("too few for a test" if few else "held" if met else "failed")
 
 
+@pytest.mark.days(4, turn=3)
 def test_the_usable_forecasts_before_and_after_the_bend_are_told_in_the_docs():
     """A user asked why a forecast is usable whose bend has hardly been seen. The table is made from
     fits; that its rows are the usable ones, and on which side of the bend, is counted here."""

@@ -535,8 +535,9 @@ def test_in_a_students_tree_the_public_checks_run_and_no_points_are_given(tmp_pa
     done = subprocess.run([sys.executable, "-B", "-m", "course.grade", ".", "--only", "2", "3"],
                           cwd=tmp_path / "tree", text=True, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    two, three, last = done.stdout.strip().split("\n")
+    two, three, left, last = done.stdout.strip().split("\n")
     assert "passed" in two and "failed" not in two and "failed" in three
+    assert left == "  not written: _capped, _sequence_log_ratio, _clipped"
     assert "your instructor's" in last
 
 
