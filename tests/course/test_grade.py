@@ -532,13 +532,14 @@ def test_a_tree_has_a_table_with_its_seed_and_edited_checks_have_no_effect(tmp_p
 def test_in_a_students_tree_the_public_checks_run_and_no_points_are_given(tmp_path):
     student.write(tmp_path / "tree")
     student.restore(tmp_path / "tree", [2, 4])
-    done = subprocess.run([sys.executable, "-B", "-m", "course.grade", ".", "--only", "2", "3"],
-                          cwd=tmp_path / "tree", text=True, capture_output=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "course.grade", ".", "--only", "2", "3", "11"],
+        cwd=tmp_path / "tree", text=True, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    two, three, left, last = done.stdout.strip().split("\n")
+    two, three, left, eleven, last = done.stdout.strip().split("\n")
     assert "passed" in two and "failed" not in two and "failed" in three
     assert left == "  not written: _capped, _sequence_log_ratio, _clipped"
-    assert "your instructor's" in last
+    assert eleven.endswith("from its runs: make check EX=11") and "your instructor's" in last
 
 
 def test_a_folder_that_is_no_students_tree_is_refused(tmp_path):

@@ -168,6 +168,19 @@ def test_an_environment_that_is_a_link_is_others_too_and_nothing_is_installed(tr
     done = subprocess.run(["make", "-n", "check", "EX=2"], cwd=tmp_path, text=True,
                           capture_output=True)
     assert done.returncode == 0 and "pytest" in done.stdout and "install" not in done.stdout
+    # With packages of the demo alone it lacks those of the checks. Whose it is, its `fit` says.
+    (shared / "test").unlink()
+    for owner, code in (("/srv/class", 2), (tmp_path, 0)):
+        (shared / "bin" / "python").write_text(f'''#!/bin/sh
+case "$*" in *fit.__file__*) echo {owner}/fit.py ;; *) echo "$@" >> {tmp_path}/ran ;; esac
+''')
+        (shared / "bin" / "python").chmod(0o755)
+        done = subprocess.run(["make", "check", "EX=2"], cwd=tmp_path, text=True,
+                              capture_output=True)
+        assert done.returncode == code
+        assert code == 0 or "belongs to /srv/class: make" in " ".join(done.stdout.split())
+        assert (tmp_path / "ran").exists() == (shared / "test").exists() == (code == 0)
+    assert "pip install" in (tmp_path / "ran").read_text()
 
 
 @pytest.mark.days(4, turn=0)

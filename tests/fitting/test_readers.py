@@ -197,6 +197,9 @@ def test_percent_is_decided_for_each_run_and_not_by_a_slip_above_1(tmp_path):
     (tmp_path / "b.csv").write_text("step,accuracy\n0,20\n1,50\n2,60\n")
     curve = readers.load(f"ab={tmp_path}/a.csv,{tmp_path}/b.csv", y="accuracy")
     assert curve.R.tolist() == [0.2, 0.2, 0.5, 0.5, 0.6, 0.6] and len(curve.notes) == 1
+    (tmp_path / "a.csv").write_text("step,accuracy\n0,.2\n1,.5\n2,.5\n3,.6\n4,55.39\n")
+    with pytest.raises(BadInput, match="accuracy goes from 0.2 to 55.39, not from 0 to 1: "):
+        readers.load(f"{tmp_path}/a.csv", y="accuracy")     # a hundredth of all else, for one cell
     (tmp_path / "a.csv").write_text("step,accuracy\n0,.2\n1,.5\n2,1.001\n")
     with pytest.raises(BadInput, match="accuracy goes from 0.2 to 1.001, not from 0 to 1: "):
         readers.load(str(tmp_path / "a.csv"), y="accuracy")
