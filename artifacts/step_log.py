@@ -34,10 +34,12 @@ def describe(run):
     config, samples = run.config, len(run.problems.heldout) * run.config.eval_samples
     first = f"\nFirst it is evaluated: {samples:,} samples." if run.evaluated is None else ""
     prompt = run.trainer.tokenizer.decode(next(iter(run.problems.prompts.values())))
+    one = config.gpus == -1 and not config.vllm_url and torch.cuda.device_count() > 1
     return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
             f"{len(run.problems.heldout)} held out, {config.prompts_per_step} x "
             f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "
-            f"{run.trainer.device}. Log: {run.folder.path}\nA prompt: {prompt!r:.400}{first}")
+            f"{run.trainer.device}{' (one GPU of several: --gpus N)' * one}. Log: "
+            f"{run.folder.path}\nA prompt: {prompt!r:.400}{first}")
 
 
 def log_step(run, groups, rewards, log, watch):
@@ -53,8 +55,7 @@ def log_step(run, groups, rewards, log, watch):
         "completions/truncated_frac": fmean(r.finish_reason == "length" for r in rollouts),
         "completions/interrupted_frac": fmean(r.interrupted for r in rollouts),
         "tokens/forced": sum(not sampled for r in rollouts for sampled in r.sampled),
-        "tokens/generated": run.generated,
-        "off_policy/in_flight": run.sampler.in_flight,
+        "tokens/generated": run.generated, "off_policy/in_flight": run.sampler.in_flight,
         "off_policy/outstanding": len(run.pacer.groups),
         "curriculum/epoch": run.curriculum.epoch, "curriculum/active": len(run.curriculum.active),
         "curriculum/retired": len(run.problems.train) - len(run.curriculum.active),

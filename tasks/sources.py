@@ -182,11 +182,10 @@ def record_problems(name, options):
     if options["kind"] not in KINDS:
         raise TaskError(f"task option kind = {options['kind']!r} must be one of {', '.join(KINDS)}")
     records = read_records(name, options)
-    first = next((record for record in records if isinstance(record, dict)), None)
-    if first is None:
+    if (first := next((r for r in records if isinstance(r, dict)), None)) is None:
         raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
     columns = dict(options)
-    for role, usual in USUAL.items():
+    for role, usual in [*USUAL.items(), *[("level", ())] * (options["level"] != "level")]:
         paths, seen = ([options[role]], records) if options[role] else (usual, records[:9])
         columns[role] = next((path for path in paths if any(
             column(r, path) is not None for r in seen)), None)

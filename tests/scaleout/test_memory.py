@@ -101,7 +101,7 @@ def test_a_server_decodes_no_more_at_once_than_its_cache_holds_of_half_finished_
     assert few.slots() == 32 and "32 are decoded at once, of slots = 32" in few.text(3, 5)
 
 
-def test_a_run_says_before_a_long_first_evaluation_that_it_comes(eight):
+def test_a_run_says_before_a_long_first_evaluation_that_it_comes(eight, monkeypatch):
     _, estimate = estimate_of(eight, gpus=8)
 
     def said(**changes):
@@ -116,6 +116,11 @@ def test_a_run_says_before_a_long_first_evaluation_that_it_comes(eight):
     assert said().endswith("\nFirst it is evaluated: 16,480 samples.")
     assert "evaluated" not in said(evaluated=0)                     # resumed
     assert r"A prompt: '<unk>(3, 4)\n'" in said()       # a wrong template or tokenizer shows there
+    assert "on cuda. Log" in said()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    assert "on cuda. Log" in said()                     # of eight, as estimate_of asks
+    estimate.config.gpus = -1                           # nothing asked: seven would stand still
+    assert "on cuda (one GPU of several: --gpus N). Log" in said()
 
 
 @pytest.mark.parametrize("vllm, caches", [(None, 2), ("there", 1)])

@@ -328,6 +328,9 @@ def test_options_go_before_what_is_recognized(tmp_path, capsys):
     with pytest.raises(TaskError, match='usual name for the question: it has q, a; name it by'):
         everything(f"{tmp_path}/odd.jsonl")
     assert everything(f"{tmp_path}/odd.jsonl", question="q", answer="a")[0].answer == "2"
+    with pytest.raises(TaskError, match="has no column dificulty: it has problem, level, "):
+        everything(path, level="dificulty")         # else no problem has a level, without a word
+    assert everything(path, level="other")[3].level == 6
 
 
 @pytest.mark.parametrize("written", [
