@@ -73,8 +73,8 @@ class Config:
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob
-    retire_at: float = 0.9              # paper; prompts of this pass rate, over all their samples
-                                        # so far (ours), or above leave when the next epoch begins
+    retire_at: float = 0.9              # paper; when an epoch begins, prompts leave if their pass
+                                        # rate over all samples so far (ours) is this or higher
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; what divides
                                         # advantages. batch: the batch's std; prompt: the group's
@@ -102,7 +102,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper; of all weights (ours); 1 - lr * this rounds to 1
+    weight_decay: float = 0.01          # paper; of all weights (ours); at lr 5e-7 lost in rounding
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed

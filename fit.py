@@ -9,16 +9,16 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786; appendix A.5 has the paper's fit)
     C      the compute used so far: FLOPs, GPU-hours (the paper's) or steps
     R      the reward: the pass rate on held-out problems
     R0     the pass rate before training
-    A      the ceiling: no amount of compute brings a higher pass rate. An A of 1, the end of its
-           range, mostly means that the data do not determine it
-    B      the steepness (the paper's "compute efficiency")
+    A      the ceiling: no amount of compute brings a higher pass rate. A fit at 1, the end of its
+           range, does not promise 100%: mostly the data do not show yet where the curve bends
+    B      the steepness (the paper's "compute efficiency"): from 10% to 90% of the gain, compute
+           grows by 81^(1/B), 81 times for B = 1 and 9 times for B = 2
     C_mid  the compute at which half of the gain A - R0 is reached
 
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
 Ours, not the paper's: R0 is the evaluation at step 0; all later ones are fitted (the paper leaves
-out the first epoch or so: c_min); A, B and C_mid need not lie on a grid; 90% intervals; the law
-"stretched". A forecast is for runs that do not fall: of 396 runs that others have published, 59
-fell in the second half of their compute (results/public).
+out the first epoch or so: c_min); A, B and C_mid need no grid; 90% intervals; the law "stretched".
+The law cannot fall: 59 of 396 published runs did, in their second half (results/public).
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C."""
 from dataclasses import dataclass, field, replace
 
@@ -346,7 +346,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     method      "free", or "grid": A.5's way, on nodes of ours
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4)
     c_min, c_max  evaluations with less or more compute are not fitted; C = 0 still gives R0
-    answers     problems times samples of an evaluation: noise is at least their binomial error
+    answers     problems times samples of an evaluation: noise is their binomial error or more
     bootstrap   replicates; 0: no intervals
     A_range     (low, high); None: (R0, 1), or (0, 1) if R0 is fitted; equal numbers fix A
     C_mid_nodes for "grid"; None: 400 nodes

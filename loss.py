@@ -5,15 +5,15 @@
 
 x is a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient (`detach`): a term
 has the gradient min(ρ, ε_max) Â ∇log π. π is the trainer's present policy: log π is `logprobs`.
-μ is the policy that drew the token: log μ is `behavior_logprobs`.
+μ is the policy that drew the token: log μ is `behavior_logprobs`. Policy gradient: steps along
+Â ∇log π raise the mean reward if π drew the tokens; μ drew them, and ρ corrects for that.
 
 Where the paper is silent ("ours"):
- 1. The std is over the kept groups. It divides by n, not by n - 1.
+ 1. The std is over the kept groups, and from a mean of squares over n, not over n - 1.
  2. Forced tokens (sampler.py) have weight zero and are not counted in |y|.
  3. E_x is a mean over the prompts that have a trained token.
 
-Axes: P prompts, G samples of a prompt, N samples (P·G, or those of a micro-batch), T tokens, H
-hidden, V vocabulary.
+Axes: P prompts, G samples of each, N samples (P·G, or fewer), T tokens, H hidden, V vocabulary.
 
 From rewards to a gradient, for two prompts with two samples each:
 
@@ -56,8 +56,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     temperature        the sampler's
     chunk_tokens       logits exist for this many tokens at a time
     head_fp32          True: logits are summed and kept in fp32, even of bf16 operands (ours).
-                       False: bf16 logits. Paper: a ceiling of .52, not .61, in GRPO-like losses
-                       (sec. 3.2); with the rest of ScaleRL no difference (sec. 4).
+                       False: bf16 logits. Paper: with GRPO-like losses the ceiling is .52, with
+                       fp32 .61 (sec. 3.2); with all else of ScaleRL no difference (sec. 4).
     softcap            c: logits are c tanh(h W' / c), in a few models; None: h W'
     Returns (logprobs, entropy), each (...), float32 (float64 if an operand is). The entropy has no
     gradient. The same in plain lines:
@@ -97,8 +97,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) logits, for samplers, as in `token_logprobs` outside autocast.
-
-    Sampler and trainer must round alike. Otherwise the ratio is not 1 even without a lag."""
+    Both must round alike, else the ratio is not 1 even without a lag: where the trainer has bf16
+    autocast, a sampler has bf16 weights."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)     # 1.0: the caller divides
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
@@ -124,8 +124,8 @@ def zero_variance(rewards, tol=1e-6):
 def advantages(rewards, *, norm="batch"):
     """Â = (r - mean(group)) / scale: (P, G) -> (P, G). The scale is, by norm:
 
-    "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all.
-              Very easy and very hard prompts have a small sum of |Â|.
+    "batch"   the std of r - mean(group) over all groups here (ScaleRL): one divisor for all.
+              Very easy and very hard prompts have a smaller sum of |Â| than by "prompt".
     "prompt"  the std of the group (GRPO). One success among 16 gets Â = sqrt(15) = 3.9.
     "mean"    2 p, with p the group's pass rate, for rewards ±1 (MaxRL, 2602.02710).
     "none"    1 (Dr. GRPO).
@@ -189,7 +189,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
 
     logprobs           (N, T)  log π, the trainer's now; only these receive a gradient
     behavior_logprobs  (N, T)  log μ as the sampler recorded it. The weights that drew the token
-                               are gone. With the present ones every ratio would be 1.
+                               are gone; the present ones give log π, and every ratio is 1.
     advantages         (N,)    Â
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
@@ -254,8 +254,8 @@ def _capped(logprobs, log_rho, A, eps_max):
     """CISPO: (term of J, is it capped?) of each token, both (N, T).
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
-    over the cap keeps its gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
-    leave its weight unbounded for Â < 0. The clip's ε moves the ceiling, ε_max does not (A.17)."""
+    over the cap keeps its gradient, with weight ε_max. PPO's clip gives it none if Â > 0, and the
+    weight ρ if Â < 0. The paper's fitted ceilings depend on the clip's ε, not on ε_max (A.17)."""
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 

@@ -17,7 +17,7 @@ has tokens of several versions, so each token records its own.
 Where the paper is silent ("ours"):
  a. Each sample draws its own thinking budget, uniformly.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
- c. There is no top-p and no top-k. They cut rare tokens, so μ of the others is larger than π: at
+ c. There is no top-p and no top-k. They cut rare tokens, so μ of all others is larger than π: at
     top-p 0.8 the mean ratio π/μ was 0.896 on a small model, not 1.
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence; the first n are used."""
@@ -86,8 +86,8 @@ class Interruption:
                            every budget is think_max.
     end                    the text that ends the thinking
 
-    If `end` is not in the text when the budget is spent, the phrase is appended. Then at most
-    `answer_tokens` more are sampled, with or without a phrase.
+    If `end` is not in the text when the budget is spent, the phrase is appended, and at most
+    `answer_tokens` more are sampled. Otherwise a sample has at most budget + answer_tokens tokens.
 
     Budget 5, phrase p q r, answer_tokens 3, E: an id that ends a sample:
         x x x x x p q r a b E     no `end` within 5 tokens: the phrase, then at most 3 more

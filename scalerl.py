@@ -15,11 +15,11 @@ likely, a negative one less likely. That is GRPO. ScaleRL is GRPO, but:
                                 importance ratio π/μ, p(now) / p(when drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO: the ratio is a weight, capped at ε_max; a token above the cap
-                                still learns. One std for the batch. Mean over a prompt's tokens,
-                                then over prompts.
+                                still learns. Advantages are divided by the batch's std.
+                                Mean over a prompt's tokens, then over prompts.
                                 fp32 logits, in the sampler too.
+    2       loss.py             no KL penalty (GRPO has one), no entropy bonus
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
-                                no KL penalty (GRPO has one), no entropy bonus
 
 "Ours" marks what the paper does not say, or does differently. For example, the x of the curve is
 the FLOPs of generation and training, without evaluations (the paper: GPU-hours).
@@ -29,8 +29,8 @@ README has a path of 90 minutes.
 
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
 tokens of the longest output. The version of the weights is the number of optimizer steps taken (a
-step of the loop without a token to train on takes no optimizer step). A `Rollout` is one sample,
-with the log-prob and the version of every token."""
+step of the loop without a token to train on takes none); lag and warm-up count these. A `Rollout`
+is one sample, with the log-prob and the version of every token."""
 
 if __name__ == "__main__":      # answer help and typos before the slow import of torch
     from command.options import answer_at_once
@@ -64,8 +64,8 @@ class Curriculum:
 
     When an epoch begins, a prompt leaves for good if its pass rate is `retire_at` (0.9) or higher.
     The pass rate is over all its samples that steps have consumed (ours): after 4 right of 16 it
-    takes seven epochs without a mistake. Little is left to learn then: of its groups of 16, 19%
-    (.9^16) are all right and teach nothing, 60% have one or two mistakes."""
+    takes seven epochs without a mistake; a group still in flight counts at the next epoch. At .9,
+    of groups of 16 19% (.9^16) have no mistake and teach nothing, 60% have only one or two."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -97,8 +97,8 @@ class Curriculum:
 
 
 # ------------------------------------------------------------------------------------ 2. Pacer
-# The lag of a token: the version that a step updates minus the version that wrote the token. Lag 0
-# does not mean ratio 1: the token may have read keys and values of older weights.
+# The step on weights v makes version v + 1. There a token's lag is v minus the version that wrote
+# it. Lag 0 is not yet ratio 1: the token may have read older keys and values (head of sampler.py).
 class PipelinePacer:
     """PipelineRL-k: weights change in the middle of samples; no token is over k versions old.
 
@@ -108,8 +108,8 @@ class PipelinePacer:
                 weights s, s + 1, .. s + k take P groups each. For one group more there would be
                 no step in time.
     a step      takes the P finished groups that started first; so long samples tend to have larger
-                lags. It waits if the groups left behind could not all meet their deadlines at P
-                groups a step. (Ours: the paper's trainer waits when it is k steps ahead.)
+                lags. It waits, and generation goes on, if later steps of P groups could not
+                take all others in time. (Ours: the paper's trainer waits when k steps ahead.)
 
     Admission and waiting keep every deadline: nothing is dropped for being old."""
 
@@ -199,9 +199,9 @@ def make_pacer(config):
 def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
-    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards leave first: their
-    zero advantages would make the loss's mean and the advantages' std smaller. No new groups
-    replace them (paper, sec. 3.2)."""
+    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards leave before any mean:
+    their zero advantages would make the loss smaller, and the std that divides all others. No new
+    groups replace them (paper, sec. 3.2)."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~(equal & config.zero_variance_filter)
@@ -244,7 +244,7 @@ def make_batch(rollouts, rewards, version, config):
     P, G = rewards.shape
     # True for tokens that the policy sampled, False for the forced phrase and for padding.
     mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)
-    # Ours: a truncated sample gives no gradient, but its reward counts in the mean and the std.
+    # Off by default. Ours: a truncated sample has no gradient; its reward counts in mean and std.
     if config.overlong_filter:
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(
@@ -383,7 +383,7 @@ class Run:
         self.version = 0                # optimizer steps taken
         self.evaluated = None           # the step of the last evaluation
         self.best = -1.0                # pass rate of the best evaluation
-        self.generated = 0              # sampled tokens of samples finished since the last step
+        self.generated = 0              # sampled tokens of samples finished in this step
 
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
@@ -447,7 +447,7 @@ class Run:
         watch.lap("sync")
 
         # 5. Write it down. x of the curve: the FLOPs of a forward pass over `rollouts` (generation)
-        #    and of three over `kept` (a backward pass costs two).
+        #    and of three such passes over `kept` (a backward pass costs two).
         self.step += 1
         self.compute.add_step(rollouts, kept if stepped else [], config.samples_per_prompt,
                               self.generated, watch.total)
