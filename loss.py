@@ -139,8 +139,7 @@ def advantages(rewards, *, norm="batch"):
         raise ValueError(f"reward of prompt {p}, sample {g} is {rewards[p, g]}: it must be finite")
 
     centered = rewards - rewards.mean(1, keepdim=True)
-    # For equal rewards, rounding may leave 1e-8 here. Divided by a std of 1e-8, that would be an
-    # advantage of 1.
+    # For equal rewards rounding may leave 1e-8 here: over a std of 1e-8, an advantage of 1.
     centered = centered.masked_fill(zero_variance(rewards)[:, None], 0)
     if norm == "none":
         return centered

@@ -268,8 +268,7 @@ class TransformersSampler:
         return [slot for slot in range(n) if ended[slot]]
 
     def _interrupt(self, due):
-        """Start the phrase in the due slots that still think. `end` is looked for in the text: it
-        need not be one token."""
+        """Start the phrase in the due slots whose text has no `end`, which may be many tokens."""
         rows = self.rows
         for slot in due:
             ids = rows.ids[slot, : rows.count[slot]].tolist()
@@ -278,8 +277,7 @@ class TransformersSampler:
                 rows.limit[slot] += len(self.phrase)
 
     def _release(self, slots):
-        """Free the slots of ended sequences and return their rollouts. The last running sequences
-        move into the holes."""
+        """Return the rollouts of ended sequences. The last running ones move into their slots."""
         rows, ended = self.rows, torch.tensor(slots, device=self.device)
         counts, interrupted = rows.count[ended].tolist(), rows.interrupted[ended].tolist()
         rollouts, longest = [], max(counts)     # later columns hold nothing of these

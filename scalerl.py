@@ -276,8 +276,9 @@ class Policy(torch.nn.Module):
             packed.round_between_products(model, dtype)     # where vLLM rounds to bf16
 
     def forward(self, rollouts):
-        """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; 0 for forced
-        tokens and for padding."""
+        """log π and entropy (no gradient) of n rollouts, (n, T) float32; 0: forced tokens, padding.
+        rollouts: an iterator, as FSDP2 looks at every token in a list (.1 s for 14,000)."""
+        rollouts = list(rollouts)
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: each prompt once, then the outputs without their last tokens, which
         # predict nothing. Attention keeps outputs apart (engines/packed.py). Of prompt [p q] and
@@ -333,7 +334,7 @@ class Trainer(TrainedModel):
         for indices in self.team.mine(
                 packed.micro_batches(rollouts, config.micro_batch_tokens), rollouts):
             part = batch.rows(indices, self.device)
-            logprobs, entropy = self.policy(part.rollouts)          # (N, T) of this micro-batch
+            logprobs, entropy = self.policy(iter(part.rollouts))    # (N, T) of this micro-batch
             if config.behavior == "recomputed":
                 # Ablation: log μ is the log π of this pass, so each ratio is 1.
                 part.behavior_logprobs = logprobs.detach()

@@ -113,6 +113,7 @@ class Padded(Policy):
     transformers' own attention."""
 
     def forward(self, rollouts):
+        rollouts = list(rollouts)
         weight = self.model.get_output_embeddings().weight
         rows = [torch.tensor([*r.prompt_ids, *r.output_ids]) for r in rollouts]
         ids, real = (pad_sequence(x, batch_first=True).to(weight.device)

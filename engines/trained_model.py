@@ -24,7 +24,7 @@ class TrainedModel:
         """(N, T) log-probs of the sampled tokens under the current weights; no gradient."""
         rows = {}
         for indices in packed.micro_batches(rollouts, self.config.micro_batch_tokens):
-            rows |= zip(indices, self.policy([rollouts[i] for i in indices])[0])
+            rows |= zip(indices, self.policy(rollouts[i] for i in indices)[0])
         if isinstance(self.policy, FSDPModule):
             self.policy.reshard()       # only a backward pass would
         return pad_sequence([rows[i] for i in range(len(rollouts))], batch_first=True)

@@ -157,7 +157,7 @@ def read_console(text):
                     dicts.append({"step": found[1]} | row if found[1] else row)
         elif (found := RE["plain"].search(line)) and RE["rate"].search(line):
             plain.append(dict(RE["cell"].findall(line[found.end():])) | {"step": found[1]})
-    return lines or max(dicts, plain, key=lambda r: "reward" in str(r).lower() or len(r) / 1e9)
+    return lines or max(dicts, plain, key=lambda r: ("reward" in str(r).lower(), len(r)))
 
 
 def read_notebook(cells):

@@ -208,10 +208,11 @@ class Ranks(Alone):
         try:
             yield
         except (RuntimeError, OSError) as error:
-            reason = str(error).strip().partition("\n")[0]
+            said, torchs = str(error).strip(), isinstance(error, dist.DistError)    # cause: at end
+            reason = " ".join(said.split()) if torchs else said.partition("\n")[0]
             sentence = f"rank {self.rank}: {doing}, version {self.version}: {reason}"
-            if isinstance(error, dist.DistError) or (
-                    type(error) is RuntimeError and "/gloo/" in str(error)):
+            own = "NCCL" in said and "RemoteError" not in said and "timeout" not in said
+            if torchs and not own or (type(error) is RuntimeError and "/gloo/" in said):
                 sentence += ": another rank is dead, stuck or cut off, see its log"
                 time.sleep(LOST_S)
             raise RuntimeError(sentence) from error

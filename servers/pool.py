@@ -145,6 +145,8 @@ class ServerPool:
             self.loop.call_soon(self.loop.stop)
         if not self.session.closed:
             self.wait(end())
+            for thread in [t for t in threading.enumerate() if t.name == "destroy"]:
+                thread.join(10)         # NCCL at work takes a process that ends down with it
 
     def wait(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()

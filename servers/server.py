@@ -101,8 +101,8 @@ class Server:
 
     async def connect(self):
         """Check its settings, meet its workers. Raises ServerRefused; anything else: try again."""
-        version = (await self.get("/version"))["version"]
-        config = (await self.get("/server_info?config_format=json"))["vllm_config"]
+        version = (await self.get("/version"))["version"]       # the next one runs pip list: 8 s
+        config = (await self.post("/server_info?config_format=json", method="GET"))["vllm_config"]
         if wrong := wrong_settings(self.pool, version, config):
             raise ServerRefused(f"{self.url}: {'; '.join(wrong)}; start it as --dry-run prints it")
         self.slots = min(self.pool.slots, config["scheduler_config"]["max_num_seqs"]
@@ -300,4 +300,4 @@ class NcclChannel:
     def close(self):
         """The communicator gives its GPU memory back; that ends a waiting `send`."""
         if self.group:
-            threading.Thread(target=self.group.destroy, daemon=True).start()    # takes seconds
+            threading.Thread(target=self.group.destroy, name="destroy", daemon=True).start()

@@ -24,11 +24,14 @@ train=$((${#nodes[@]} - ${GENERATE:-$((${#nodes[@]} / 2))}))
 words=("$@" --name "$SLURM_JOB_NAME" --gpus "$SLURM_GPUS_ON_NODE")
 rm -f "runs/$SLURM_JOB_NAME"/servers_*.txt          # of a job that was killed
 
-# The servers, each node's with all of its cores. Their addresses come in a file for each node.
+# The servers, each node's with all of its cores. Their addresses come in a file for each node. By
+# the node's IP address, as this one sees it: on a node itself its name is often 127.0.1.1.
 for node in "${nodes[@]:train}"; do
+    address=$(getent ahostsv4 "$node" | awk '{print $1; exit}')
+    address=${address:-$node}
     srun --nodes=1 --ntasks=1 --nodelist="$node" --cpu-bind=none \
-        .venv/bin/python scalerl.py "${words[@]}" --serve-only "$node" &
-    files+=",@runs/$SLURM_JOB_NAME/servers_$node.txt"
+        .venv/bin/python scalerl.py "${words[@]}" --serve-only "$address" &
+    files+=",@runs/$SLURM_JOB_NAME/servers_$address.txt"
 done
 
 # The trainers: the environment of torchrun, from Slurm's. Single quotes: each task's own ranks.

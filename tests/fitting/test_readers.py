@@ -382,7 +382,7 @@ def test_openrlhf_evaluations_have_their_step_and_its_filter_is_no_pass_rate(tmp
         f"global_step {10 * i}, eval_metrics: {{'eval_math_pass1': {.2 + i / 100}, "
         f"'dynamic_filtering_pass_rate': {40 + i}.0}}\n" for i in range(9)))
     curve = readers.load(str(path))
-    assert "--y is eval_math_pass1, by its name" in curve.notes
+    assert curve.y == "eval_math_pass1"
     assert curve.x == "step" and curve.C.tolist() == list(range(0, 90, 10))
 
 
@@ -413,8 +413,52 @@ def test_a_sum_of_rewards_is_refused_with_the_column_that_is_a_rate(tmp_path):
          "eval_rewards/format_reward/mean": 1.0, "eval_rewards/format_reward/std": 0.0,
          "eval_loss": 0.1} for i in range(7)]}))
     with pytest.raises(BadInput, match="--reward-range LO HI.*; or --y eval_rewards/accuracy_reward"
-                                       "/mean or eval_rewards/format_reward/mean$"):
+                                       "/mean$"):           # not a reward for the form
         readers.load(str(path))
+
+
+@pytest.mark.parametrize("y, others", [
+    ("eval/pass_at_1", {"eval/objective/verifiable_reward": 10, "eval/stop_rate": 1}),
+    ("eval_math500_pass1", {"eval_math500_pass8": 1.2, "dynamic_filtering_pass_rate": 0.9}),
+    ("val/math/pass@1", {"val/math/pass@8": 1.2, "critic/rewards/mean": 1.1}),
+    ("val/accuracy_reward", {"val/reward_score": 0.9, "critic/score/mean": 1.1}),
+    ("eval/gsm8k/avg_score", {"eval/gsm8k/mean_positive_reward": 1.0}),
+    ("eval-rollout/reward", {"ppo_actor/task_reward/avg": 1.1, "rollout/reward": 1.1}),
+    ("eval/accuracy", {"train/pass_rate": 1.3, "eval/format_reward": 1}),
+    ("eval/accuracy", {"eval/reward_length_penalty": 0.1, "eval/step": 1})])
+def test_other_trainers_pass_rates_go_before_their_other_rewards(y, others, tmp_path):
+    """open-instruct's reward of a right answer is 10: a pass rate of .08 was read as .8, and its
+    forecast called usable. Also OpenRLHF, rllm, EasyR1, SkyRL, AReaL, and two of nobody."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": i, y: 0.02 + i / 500} | {
+        name: factor * (0.02 + i / 500) for name, factor in others.items()}) + "\n"
+        for i in range(0, 40, 4)))
+    curve = readers.load(str(path))
+    assert curve.y == y and curve.R[-1] == pytest.approx(0.092)
+
+
+def test_console_tables_of_roll_have_their_step_and_one_dict_hides_no_lines(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("".join(
+        'INFO metrics_tag: {"step": %d, "metrics": {"val_correct/all/mean": %f, "time": 1.0}}\n'
+        % (10 * i, i / 50) for i in range(9)))
+    curve = readers.load(str(path), y="val_correct/all/mean")
+    assert (curve.x, curve.C.tolist()) == ("step", list(range(0, 90, 10)))
+    path.write_text("INFO config: {'reward_funcs': 'accuracy', 'lr': 1e-06}\n" + "".join(
+        f"Step {i} | Reward: {i / 50}\n" for i in range(9)))
+    assert readers.load(str(path), y="Reward").C.size == 9
+
+
+def test_event_files_of_hyperparameters_below_a_logs_folder_are_no_second_log(tmp_path):
+    """add_hparams writes one: "holds several logs: ., 1796.5; name one of them", and "." is it."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    with tensorboard.SummaryWriter(str(tmp_path / "tb")) as writer:
+        for i in range(9):
+            writer.add_scalar("val/accuracy", i / 10, 5 * i)
+        writer.add_hparams({"lr": 1e-6}, {"hparam/x": 1.0})
+    for folder in (tmp_path, tmp_path / "tb"):
+        curve = readers.load(str(folder))
+        assert curve.y == "val/accuracy" and curve.C.tolist() == list(range(0, 45, 5))
 
 
 def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):

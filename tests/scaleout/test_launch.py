@@ -328,6 +328,7 @@ def test_the_slurm_script_serves_on_some_nodes_and_hands_each_rank_every_word_wh
     python = """printf '%s\\n' "$@"
         env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR)=' | sort"""
     for name, body in {"scontrol": "printf '%s\\n' n1 n2 n3 n4", "srun": srun,
+                       "getent": "[ $2 = n3 ] || printf '10.0.0.4 STREAM n4\\n10.0.0.4 DGRAM\\n'",
                        ".venv/bin/python": python}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
@@ -344,15 +345,15 @@ def test_the_slurm_script_serves_on_some_nodes_and_hands_each_rank_every_word_wh
         script, *words = (tmp_path / f"words {nodes}").read_text().splitlines()
         assert script == "scalerl.py" and words[:4] == given
         return words
-    for node in ("n3", "n4"):
+    for node, address in (("n3", "n3"), ("n4", "10.0.0.4")):    # by its address, where one is found
         config, flags = parse(words(node))
-        assert (flags.serve_only, config.gpus, config.name) == (node, 8, "big")
+        assert (flags.serve_only, config.gpus, config.name) == (address, 8, "big")
     *trainer, local, master, rank, size = words("n1,n2")
     assert [local, master, rank, size] == ["LOCAL_RANK=1", "MASTER_ADDR=n1", "RANK=9",
                                            "WORLD_SIZE=16"]
     config, flags = parse(trainer)
     assert not flags.serve_only and config.name == "big"
-    assert config.vllm_url == "@runs/big/servers_n3.txt,@runs/big/servers_n4.txt"
+    assert config.vllm_url == "@runs/big/servers_n3.txt,@runs/big/servers_10.0.0.4.txt"
     assert {"--nodes=2", "--ntasks=16", "--kill-on-bad-exit=0"} <= set(
         (tmp_path / "options ").read_text().splitlines()
         + (tmp_path / "options n1,n2").read_text().splitlines())

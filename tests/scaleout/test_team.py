@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import packed_copy, random_llama, rollouts_of
 from ranks import answers, shard_on_cpu, started, wait_for
 from torch.distributed.fsdp import FSDPModule
@@ -22,11 +23,12 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from artifacts import checkpoint
 from artifacts.run_folder import RunFolder
+from command.preflight import part
 from config import Config
 from engines import load, trained_model
 from engines.packed import cost_tokens, micro_batches
 from scaleout import team as teams
-from scaleout.team import Alone, deal
+from scaleout.team import Alone, Ranks, deal
 from scalerl import Policy, Run, Trainer
 from study import toy
 
@@ -413,6 +415,24 @@ def test_a_rank_that_dies_or_hangs_ends_all_others_in_a_sentence(who, how, model
     for rank, sentence in found.items():
         assert re.match(rf"rank {rank}: (update, version 7|wait for rank 0, version 0): .*: "
                         "another rank is dead, stuck or cut off, see its log$", sentence), found
+
+
+@pytest.mark.parametrize("last, lost", [
+    ("ncclSystemError: ...\nLast error:\nNo space left on device: /dev/shm/nccl-x", False),
+    ("ncclRemoteError: A call failed, possibly by a remote process.\nLast error:\nclosed", True)])
+def test_what_nccl_says_in_its_last_line_is_told_whole(last, lost, monkeypatch):
+    """torch's first line names a file of its own. No other rank is to blame for a full disk here,
+    nor is the length of the rows, of which the preflight speaks."""
+    team = object.__new__(Ranks)
+    team.rank, team.version = 3, 7
+    monkeypatch.setattr("scaleout.team.LOST_S", 0)
+    error = dist.DistBackendError(f"NCCL error in: a.cpp:3690, unhandled, NCCL 2.29\n{last}")
+    with pytest.raises(RuntimeError) as told, part("longest rows", "lower think_max"), \
+            team.together("update"):
+        raise error
+    sentence = str(told.value)
+    assert " ".join(last.split()) in sentence and "\n" not in sentence
+    assert ("another rank is dead" in sentence) == lost and "think_max" not in sentence
 
 
 @pytest.mark.days(4, turn=0)
