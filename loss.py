@@ -190,7 +190,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     behavior_logprobs  (N, T)  log μ as the sampler recorded it. The weights that drew the token
                                are gone; the present ones give log π, and every ratio is 1.
     advantages         (N,)    Â
-    weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored
+    weights            (N, T)  rows of `token_weights`, not a mask; weight 0: token is ignored
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
                        "cispo_masked"  the same, but a sample is dropped if Â < 0 and its mean of
                                     log μ/π is above eps_high (DeepSeek-V3.2's mask, 2512.02556;

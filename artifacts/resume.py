@@ -81,9 +81,8 @@ def load_sampler_state(sampler, state):
 
 class KeptAnswers:
     """The sampler of evaluations, with a file. An evaluation of hours that is begun again on the
-    same weights takes from there the problems before the first one with an unfinished answer. (To
-    keep every finished answer would favor short ones.) Ours; not over transformers. All that is
-    not below is the sampler's own."""
+    same weights takes from there the problems before the first one with an unfinished answer. (All
+    finished answers would favor short ones.) Ours; not over transformers. More: the sampler's."""
     FOR_TRAINING = {"prompt_ids": (), "behavior_logprobs": [], "versions": [], "sampled": []}
 
     def __init__(self, sampler, path):

@@ -54,8 +54,10 @@ def parse(argv):
     if flags.report:
         return None, flags
     values = {}
-    for path in flags.config:
+    for path in map(Path, flags.config):
         values |= read_toml(path)
+        if path.name == "config.toml" and path.resolve().parent.parent == Path("runs").resolve():
+            values["name"] = path.resolve().parent.name     # also of a run that was copied or moved
     given = {name: vars(flags)[name] for name in vars(Config()) if name in flags}
     config = make_config(values | given)
     saved = Path("runs") / config.name / "config.toml"

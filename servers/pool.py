@@ -263,8 +263,7 @@ class ServerPool:
 
 class ServerSampler(TwoRequests):
     """An engine. weights(dtype): (Hugging Face name, full tensor) pairs for a server that comes
-    back; ahead: samples that may wait here for a slot; more: as of `TwoRequests`. Only the pool's
-    thread touches `waiting`."""
+    back; ahead: samples that may wait here for a slot; more: as of `TwoRequests`."""
 
     def __init__(self, pool, tokenizer, interruption, *, weights, ahead=0, **more):
         super().__init__(tokenizer, interruption, **more,

@@ -87,6 +87,9 @@ def test_a_run_goes_on_under_its_own_settings_and_for_as_many_steps_as_asked(tmp
     (tmp_path / "runs" / "r").rename(tmp_path / "runs" / "s")       # copied, or set aside
     copied = parse(["--config", "runs/s/config.toml", "--name", "s", "--steps", "23"])[0]
     assert copied == dataclasses.replace(before, name="s", steps=23)
+    assert parse(["--config", "runs/s/config.toml", "--steps", "23"])[0] == copied  # not runs/r
+    (tmp_path / "config.toml").write_text('name = "elsewhere"\n')                   # no run's
+    assert parse(["--config", "config.toml"])[0].name == "elsewhere"
     (tmp_path / "runs" / "s").rename(tmp_path / "runs" / "r")
     assert refusal([*own, "--loss", "cispo"]) == (
         "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings; repeat its own command"

@@ -360,8 +360,9 @@ def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curve
     assert len(set(seeds)) == 4
 
 
-def test_a_resumed_run_is_where_the_saved_one_was(by_hand):
-    """The sampler gets the trained weights at once: it may have a copy of its own."""
+def test_a_resumed_run_is_where_the_saved_one_was(by_hand, tmp_path):
+    """The sampler gets the trained weights at once: it may have a copy of its own. What curriculum
+    and pacer keep has to be readable: a generator as an attribute spoiled every checkpoint."""
     run = by_hand([[1, -1], [1, 1, 1, 1]], [1], samples_per_prompt=2, prompts_per_step=1,
                   off_policy="ppo-2", free_slots=4, eval_samples=4,
                   heldout=[Problem("m/0", "m", "?", "7")])
@@ -369,7 +370,9 @@ def test_a_resumed_run_is_where_the_saved_one_was(by_hand):
     run.evaluate()
     run.generated = 31
     assert run.best == 1 and len(run.pacer.groups) == 1
-    state = copy.deepcopy(state_of(run))                # as a checkpoint keeps it
+    with checkpoint.replacing(tmp_path / "step_1") as aside:
+        torch.save(state_of(run), aside / "state.pt")
+    state = checkpoint.read_state(tmp_path / "step_1")
     random_number = torch.rand(1)
 
     other = by_hand(samples_per_prompt=2, prompts_per_step=1, off_policy="ppo-2", free_slots=4)

@@ -2,6 +2,7 @@
 and how wrong input is refused. The loop itself is in test_run.py."""
 
 import copy
+import inspect
 import itertools
 import json
 import math
@@ -21,6 +22,7 @@ from artifacts.step_log import log_evaluation, pass_at_k
 from command.main import main
 from config import Config
 from engines.packed import micro_batches
+from loss import policy_loss
 from sampler import Rollout
 from scalerl import (Curriculum, PipelinePacer, Policy, PPOPacer, Trainer, effective_batch,
                      mean_at_k)
@@ -291,6 +293,20 @@ def test_every_setting_of_the_objective_reaches_the_gradient(base, change, llama
     changed, _ = take_step(packed_copy(llama), rollouts, rewards, **base | change)
     moved = max((default[name] - changed[name]).norm() / default[name].norm() for name in default)
     assert moved > 1e-4, moved
+
+
+def test_an_update_gives_the_loss_every_setting_that_it_takes(llama, seed, monkeypatch):
+    """A coefficient that is forgotten there trains with its default, whatever the config says."""
+    names = {*inspect.signature(policy_loss).parameters} & {*vars(Config())}
+    given, real = {}, scalerl.policy_loss
+
+    def spy(*tensors, **options):
+        given.update(options)
+        return real(*tensors, **options)
+    monkeypatch.setattr(scalerl, "policy_loss", spy)
+    take_step(packed_copy(llama), rollouts_of(2, 2, random.Random(seed)),
+              torch.tensor([[1., -1], [-1, 1]]), eps_max=3.5)
+    assert names <= {*given} and len(names) >= 4 and given["eps_max"] == 3.5
 
 
 def test_numbers_by_lag_are_about_tokens_and_not_about_samples(llama, seed):
