@@ -24,7 +24,7 @@ def test_what_is_drawn_are_settings_every_choice_is_drawn_and_nine_of_ten_runs_b
             check(make_config({"model": "m", "name": "r"} | settings))
         except ConfigError:
             refused += 1
-    assert 0 < refused < 60
+    assert 0 < refused < 90             # 41 +- 6 of 600
 
 
 @pytest.mark.parametrize("code, found", [
