@@ -200,6 +200,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/torch: | $(PY)
+	$(OURS)
 	@echo "Installing into $(VENV), once: some minutes; 5 GB on disk with torch's CUDA build."
 	$(PIP) "$(TORCH)"
 	touch $@
@@ -208,7 +209,7 @@ $(VENV)/torch: | $(PY)
 # link), which others share, is left as it is: else it would become this tree's. What it lacks is
 # installed only where it is this tree's already (its `fit` lies here) or nobody's.
 ASKED := $(if $(filter .venv,$(VENV)),$(if $(shell test -L .venv || echo own),pyproject.toml constraints.txt))
-OURS   = $(if $(ASKED),,@at=$$(cd / && "$(abspath $(PY))" -c 'import fit; print(fit.__file__)' 2>&-); \
+OURS   = $(if $(ASKED),,@at=$$(cd / && "$(abspath $(PY))" -Ic 'import fit; print(fit.__file__)' 2>&-); \
 	test -z "$$at" -o "$$at" = "$(CURDIR)/fit.py" || { echo "$(VENV) lacks packages of this target," \
 	"and belongs to $${at%/fit.py}: make $(abspath $@) VENV=$(abspath $(VENV)) there"; exit 1; })
 $(VENV)/base: $(ASKED) | $(VENV)/torch

@@ -227,8 +227,8 @@ def widened(residual, parameters, least=NOISE):
 
 
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):
-    """The residual bootstrap of a fit (theta, angles) to R (n,) -> Replicates. (Whole evaluations
-    would lose the early ones.) A measured R0, the mean of `step_0` evaluations, gets noise too."""
+    """The residual bootstrap of a fit (theta, angles) to R (n,) -> Replicates. (To draw evaluations
+    would lose early ones.) A measured R0, the mean of `step_0` evaluations, gets noise too."""
     curve, n = law_at(search.law, search.C, *theta), R.size
     if n + bool(step_0) <= search.parameters + 1:   # too few evaluations, step 0 included
         bootstrap = 0

@@ -6,14 +6,14 @@
 x is a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient (`detach`): a term
 has the gradient min(ρ, ε_max) Â ∇log π. π is the trainer's present policy: log π is `logprobs`.
 μ is the policy that drew the token: log μ is `behavior_logprobs`. Policy gradient: steps along
-Â ∇log π raise the mean reward if π drew the tokens; μ drew them, and ρ corrects for that.
+Â ∇log π raise the mean reward if π drew the tokens. μ did: ρ corrects for it, up to the cap.
 
 Where the paper is silent ("ours"):
  1. The std is over the kept groups, and from a mean of squares over n, not over n - 1.
  2. Forced tokens (sampler.py) have weight zero and are not counted in |y|.
  3. E_x is a mean over the prompts that have a trained token.
 
-Axes: P prompts, G samples of each, N samples (P·G, or fewer), T tokens, H hidden, V vocabulary.
+Axes: P prompts, G samples each, N samples (P·G or a micro-batch), T tokens, H hidden, V vocabulary.
 
 From rewards to a gradient, for two prompts with two samples each:
 
@@ -97,8 +97,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) logits, for samplers, as in `token_logprobs` outside autocast.
-    Both must round alike, else the ratio is not 1 even without a lag: where the trainer has bf16
-    autocast, a sampler has bf16 weights."""
+    Trainer and sampler must round alike, else the ratio is not 1 even without a lag: with bf16
+    autocast in the trainer, a sampler has bf16 weights."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)     # 1.0: the caller divides
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
@@ -139,7 +139,7 @@ def advantages(rewards, *, norm="batch"):
         raise ValueError(f"reward of prompt {p}, sample {g} is {rewards[p, g]}: it must be finite")
 
     centered = rewards - rewards.mean(1, keepdim=True)
-    # For equal rewards rounding may leave 1e-8 here: over a std of 1e-8, an advantage of 1.
+    # For equal rewards rounding may leave 1e-8: divided by a std of 1e-8, an advantage of 1.
     centered = centered.masked_fill(zero_variance(rewards)[:, None], 0)
     if norm == "none":
         return centered
@@ -188,7 +188,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
 
     logprobs           (N, T)  log π, the trainer's now; only these receive a gradient
     behavior_logprobs  (N, T)  log μ as the sampler recorded it. The weights that drew the token
-                               are gone; the present ones give log π, and every ratio is 1.
+                               are gone; by the present ones every ratio would be 1.
     advantages         (N,)    Â
     weights            (N, T)  rows of `token_weights`, not a mask; weight 0: token is ignored
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
@@ -252,9 +252,9 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
 def _capped(logprobs, log_rho, A, eps_max):
     """CISPO: (term of J, is it capped?) of each token, both (N, T).
 
-    The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
-    over the cap keeps its gradient, with weight ε_max. PPO's clip gives it none if Â > 0, and the
-    weight ρ if Â < 0. The paper's fitted ceilings depend on the clip's ε, not on ε_max (A.17)."""
+    The stop-gradient (`detach`) is the idea: the ratio is only a weight. Over the cap a token keeps
+    its gradient, with weight ε_max. PPO's clip gives it none if Â > 0, and if Â < 0 the weight ρ,
+    however large. In the paper (A.17) the fitted ceiling depends on the clip's ε, not on ε_max."""
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 

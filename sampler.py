@@ -268,7 +268,7 @@ class TransformersSampler:
         return [slot for slot in range(n) if ended[slot]]
 
     def _interrupt(self, due):
-        """Start the phrase in the due slots whose text has no `end`, which may be many tokens."""
+        """Start the phrase in due slots that still think: the text has no `end` (some tokens)."""
         rows = self.rows
         for slot in due:
             ids = rows.ids[slot, : rows.count[slot]].tolist()

@@ -64,8 +64,8 @@ class Curriculum:
 
     When an epoch begins, a prompt leaves for good if its pass rate is `retire_at` (0.9) or higher.
     The pass rate is over all its samples that steps have consumed (ours): after 4 right of 16 it
-    takes seven epochs without a mistake; a group still in flight counts at the next epoch. At .9,
-    of groups of 16 19% (.9^16) have no mistake and teach nothing, 60% have only one or two."""
+    takes seven epochs without a mistake; a group still in flight counts at the next epoch. At .9
+    little is left to learn: of its groups of 16, 19% (.9^16) have no mistake, 60% one or two."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -200,8 +200,8 @@ def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
     rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards leave before any mean:
-    their zero advantages would make the loss smaller, and the std that divides all others. No new
-    groups replace them (paper, sec. 3.2)."""
+    their zero advantages would shrink the loss, and the std by which all advantages are divided.
+    No new groups replace them (paper, sec. 3.2)."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~(equal & config.zero_variance_filter)
@@ -276,7 +276,7 @@ class Policy(torch.nn.Module):
             packed.round_between_products(model, dtype)     # where vLLM rounds to bf16
 
     def forward(self, rollouts):
-        """log π and entropy (no gradient) of n rollouts, (n, T) float32; 0: forced tokens, padding.
+        """log π, and entropy without a gradient, of n rollouts, (n, T) float32; 0: forced, padding.
         rollouts: an iterator, as FSDP2 looks at every token in a list (.1 s for 14,000)."""
         rollouts = list(rollouts)
         head = self.model.get_output_embeddings().weight                                # (V, H)

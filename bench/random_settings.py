@@ -126,7 +126,7 @@ def one(seed, model, folder):
         other = f"ended with {code}: {text[-500:]}" if code else same(*runs)
         for more in ([ROOT / "scalerl.py", "--report", runs[0].folder],
                      [ROOT / "fit.py", runs[0].folder, "--out", "none", "--bootstrap", "10"]):
-            if (code := said([sys.executable, *more], folder)[0]) not in (0, 2):    # few evaluations
+            if (code := said([sys.executable, *more], folder)[0]) not in (0, 2):  # few evaluations
                 other = other or f"{Path(more[0]).name} ended with {code}"
     except RuntimeError as error:
         other = str(error)
@@ -156,7 +156,8 @@ def main():
             print(seed, rows[-1]["outcome"], rows[-1]["signals"], flush=True)
     if args.out:
         with open(Path(args.out, "random_settings.csv"), "w", newline="") as file:
-            table = csv.DictWriter(file, ["seed", "outcome", "signals", "settings"])
+            table = csv.DictWriter(file, ["seed", "outcome", "signals", "settings"],
+                                   lineterminator="\n")
             table.writeheader()
             table.writerows(rows)
     equal, refused = (sum(row["outcome"].startswith(how) for row in rows)

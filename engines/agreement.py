@@ -20,9 +20,8 @@ def self_test(run):
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step
     trained = run.trainer.logprobs(rollouts).tolist()                                   # (n, T)
-    log_ratio = torch.tensor([
-        x - recorded for row, r in zip(trained, rollouts)
-        for x, recorded, sampled in zip(row, r.behavior_logprobs, r.sampled) if sampled])
+    log_ratio = torch.tensor([x - mu for row, r in zip(trained, rollouts) for x, mu, drawn in zip(
+        row, r.behavior_logprobs, r.sampled) if drawn])
     distance = log_ratio.abs()
     mean, most, kl = distance.mean().item(), distance.max().item(), k3(log_ratio).mean().item()
     print(f"Self-test: sampler and trainer differ in log-prob by {mean:.1e} with the {head} head "

@@ -77,7 +77,8 @@ def log_in(folder):
     """The log in a run folder; the evaluations, if they have a file of their own."""
     for pattern in LOGS:
         # TensorBoard writes a new file into the same folder when a run is resumed.
-        logs = {p.parent if "tfevents" in pattern else p for p in folder.glob(pattern)}
+        logs = {p.parent if "tfevents" in pattern else p for p in folder.glob(pattern)
+                if p.parent == folder or not RE["hparams"].fullmatch(p.parent.name)}
         if len(logs) > 1 and not pattern.startswith("checkpoint"):
             names = ", ".join(sorted(str(log.relative_to(folder)) for log in logs))
             raise BadInput(f"{folder} holds several logs: {names}; name one of them")
@@ -143,7 +144,7 @@ def read_jsonl(path):
 def read_console(text):
     """Rows printed among other text: `step:12 - a/b:0.53 - ...` (verl), else `step 12: {'reward':
     .53}` (slime; TRL: no step), JSON, or `Step 28 | Reward: 1` (prime-rl): of rewards, or more."""
-    lines, dicts, plain, first = [], [], [], {}
+    lines, dicts, bare, first = [], [], [], {}
     for line in re.split(r"[\r\n]", RE["unread"].sub(r"\1", text)):
         if found := re.search(r"\bstep:\d+ - .*", line):
             row = dict(cell.rsplit(":", 1) for cell in found[0].split(" - ") if ":" in cell)
@@ -156,8 +157,8 @@ def read_console(text):
                 elif isinstance(row, dict):
                     dicts.append({"step": found[1]} | row if found[1] else row)
         elif (found := RE["plain"].search(line)) and RE["rate"].search(line):
-            plain.append(dict(RE["cell"].findall(line[found.end():])) | {"step": found[1]})
-    return lines or max(dicts, plain, key=lambda r: ("reward" in str(r).lower(), len(r)))
+            bare.append(dict(RE["cell"].findall(line[found.end():])) | {"step": found[1]})
+    return lines or max(dicts, bare, key=lambda r: len(r) > 1 and ("eward" in str(r) or len(r)/1e9))
 
 
 def read_notebook(cells):
@@ -314,7 +315,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
             raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}; {doubts[0]}")
         more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
         notes += more + others + doubts
-        mapped, slip = (lo, hi) != (0, 1), 0 < np.quantile(R, 0.7) < min(1, R.max() / 10)  # .2, 55
+        mapped, slip = (lo, hi) != (0, 1), R.size > 4 and 0 < 10 * np.sort(R)[-2] < min(10, R.max())
         if percent := not (mapped or slip or RE["graded"].search(y_name)) and 1.05 < R.max() <= 100:
             notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent, not as counts "
                          "(--reward-range 0 N)")

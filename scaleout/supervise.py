@@ -1,6 +1,7 @@
 """scaleout/supervise.py: the processes of a run end together, however it ends. Every command runs
-under a reaper (reaper.py), which ends what it has started. Ctrl-C, SIGTERM and SIGUSR1 end a run,
-between two decode steps or micro-batches with a checkpoint, after HEED_S or twice without. Ours."""
+under a reaper (reaper.py), which ends what it has started. Ctrl-C, SIGTERM and SIGUSR1 end a run:
+with a checkpoint, between two decode steps or micro-batches; without one after HEED_S, at a second
+signal, and where none has begun. Ours."""
 import contextlib
 import os
 import secrets

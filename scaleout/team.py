@@ -208,11 +208,11 @@ class Ranks(Alone):
         try:
             yield
         except (RuntimeError, OSError) as error:
-            said, torchs = str(error).strip(), isinstance(error, dist.DistError)    # cause: at end
-            reason = " ".join(said.split()) if torchs else said.partition("\n")[0]
-            sentence = f"rank {self.rank}: {doing}, version {self.version}: {reason}"
-            own = "NCCL" in said and "RemoteError" not in said and "timeout" not in said
-            if torchs and not own or (type(error) is RuntimeError and "/gloo/" in said):
-                sentence += ": another rank is dead, stuck or cut off, see its log"
+            text, of_torch = str(error).strip(), isinstance(error, dist.DistError)
+            # NCCL's cause is in its last line, before C++'s frames. A full disk is this rank's own.
+            told = text.partition("Exception raised from")[0] if of_torch else text.split("\n")[0]
+            line = f"rank {self.rank}: {doing}, version {self.version}: " + " ".join(told.split())
+            if of_torch and "shm" not in told or type(error) is RuntimeError and "/gloo/" in text:
+                line += ": another rank is dead, stuck or cut off, see its log"
                 time.sleep(LOST_S)
-            raise RuntimeError(sentence) from error
+            raise RuntimeError(line) from error

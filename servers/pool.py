@@ -146,7 +146,7 @@ class ServerPool:
         if not self.session.closed:
             self.wait(end())
             for thread in [t for t in threading.enumerate() if t.name == "destroy"]:
-                thread.join(10)         # NCCL at work takes a process that ends down with it
+                thread.join(3)          # a process that ends amid NCCL's work may crash
 
     def wait(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()

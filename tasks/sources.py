@@ -185,7 +185,7 @@ def record_problems(name, options):
     if (first := next((r for r in records if isinstance(r, dict)), None)) is None:
         raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
     columns = dict(options)
-    for role, usual in [*USUAL.items(), *[("level", ())] * (options["level"] != "level")]:
+    for role, usual in [*USUAL.items(), *[("level", ())] * (options["level"] not in ("", "level"))]:
         paths, seen = ([options[role]], records) if options[role] else (usual, records[:9])
         columns[role] = next((path for path in paths if any(
             column(r, path) is not None for r in seen)), None)

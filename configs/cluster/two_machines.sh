@@ -18,8 +18,8 @@
 # More machines may generate: name them all, as 10.0.0.2,10.0.0.3, in `train`. More may train: give
 # each TORCHRUN="--nnodes 2 --node-rank 0 (or 1) --master-addr 10.0.0.1", and a folder runs/ that
 # all of them see. Left alone, gloo takes the network that a machine's own name leads to, and NCCL
-# any but loopback's and Docker's: so both are told the interface that leads to the generator here,
-# unless GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set. A firewall between the machines must let
+# any but loopback's and Docker's: so both are told the interface that leads to the generator here
+# (if it is an IP address), unless GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set. A firewall between the machines must let
 # all ports through, both ways: servers listen on free ones from 10000 to 32767, and NCCL's first
 # connection comes back from them to any port of the trainers' machine.
 # Tried on CPUs (with --gpus 0, in the tests), not on GPUs.
@@ -35,12 +35,12 @@ if [ -n "$interface" ] && [ "$interface" != lo ]; then
     export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
     export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-=$interface}
 fi
-gpus=$(nvidia-smi -L 2> /dev/null | wc -l)              # torchrun would give each rank one thread
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / (gpus > 0 ? gpus : 1)))}
 
 if [ "$side" = serve ]; then
     exec "$python" scalerl.py "${words[@]}" --serve-only "$generators"
 fi
+gpus=$(nvidia-smi -L 2> /dev/null | wc -l)              # torchrun would give each rank one thread
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / (gpus > 0 ? gpus : 1)))}
 files=$(printf ",@runs/$name/servers_%s.txt" ${generators//,/ })
 exec "$python" -m torch.distributed.run --nproc-per-node gpu $TORCHRUN scalerl.py "${words[@]}" \
     --vllm-url "${files:1}"

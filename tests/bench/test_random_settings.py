@@ -28,7 +28,8 @@ def test_what_is_drawn_are_settings_every_choice_is_drawn_and_nine_of_ten_runs_b
 
 
 @pytest.mark.parametrize("code, found", [
-    ("raise ValueError('x')", "a traceback"), ("print('fine')", ""), ("while True: pass", "no end")])
+    ("raise ValueError('x')", "a traceback"), ("print('fine')", ""),
+    ("while True: pass", "no end")])
 def test_a_traceback_or_a_command_without_an_end_is_a_fault(code, found, tmp_path, monkeypatch):
     monkeypatch.setattr(random_settings, "LIMIT_S", 3)
     command = [sys.executable, "-c", code]

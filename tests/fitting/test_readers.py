@@ -200,6 +200,9 @@ def test_percent_is_decided_for_each_run_and_not_by_a_slip_above_1(tmp_path):
     (tmp_path / "a.csv").write_text("step,accuracy\n0,.2\n1,.5\n2,.5\n3,.6\n4,55.39\n")
     with pytest.raises(BadInput, match="accuracy goes from 0.2 to 55.39, not from 0 to 1: "):
         readers.load(f"{tmp_path}/a.csv", y="accuracy")     # a hundredth of all else, for one cell
+    (tmp_path / "c.csv").write_text("step,accuracy\n" + "".join(    # of a weak model: percent
+        f"{i},{x}\n" for i, x in enumerate((.21, .3, .4, .5, .6, .7, .83, 1.25, 3.3, 6.7, 10))))
+    assert readers.load(f"{tmp_path}/c.csv", y="accuracy").R[-1] == pytest.approx(0.1)
     (tmp_path / "a.csv").write_text("step,accuracy\n0,.2\n1,.5\n2,1.001\n")
     with pytest.raises(BadInput, match="accuracy goes from 0.2 to 1.001, not from 0 to 1: "):
         readers.load(str(tmp_path / "a.csv"), y="accuracy")
@@ -424,6 +427,7 @@ def test_a_sum_of_rewards_is_refused_with_the_column_that_is_a_rate(tmp_path):
     ("val/accuracy_reward", {"val/reward_score": 0.9, "critic/score/mean": 1.1}),
     ("eval/gsm8k/avg_score", {"eval/gsm8k/mean_positive_reward": 1.0}),
     ("eval-rollout/reward", {"ppo_actor/task_reward/avg": 1.1, "rollout/reward": 1.1}),
+    ("eval/reward", {"eval/gsm8k/avg_score": 0.5, "eval/format_reward": 1}),
     ("eval/accuracy", {"train/pass_rate": 1.3, "eval/format_reward": 1}),
     ("eval/accuracy", {"eval/reward_length_penalty": 0.1, "eval/step": 1})])
 def test_other_trainers_pass_rates_go_before_their_other_rewards(y, others, tmp_path):
@@ -444,9 +448,12 @@ def test_console_tables_of_roll_have_their_step_and_one_dict_hides_no_lines(tmp_
         % (10 * i, i / 50) for i in range(9)))
     curve = readers.load(str(path), y="val_correct/all/mean")
     assert (curve.x, curve.C.tolist()) == ("step", list(range(0, 90, 10)))
-    path.write_text("INFO config: {'reward_funcs': 'accuracy', 'lr': 1e-06}\n" + "".join(
-        f"Step {i} | Reward: {i / 50}\n" for i in range(9)))
+    lines = "".join(f"Step {i} | Reward: {i / 50}\n" for i in range(9))
+    path.write_text("INFO config: {'reward_funcs': 'accuracy', 'lr': 1e-06}\n" + lines)
     assert readers.load(str(path), y="Reward").C.size == 9
+    path.write_text(lines + "".join(f"Total steps 9, step {i}: {{'eval/reward': {i / 20}}}\n"
+                                    for i in (0, 4, 8)))        # evaluations are fewer than steps
+    assert readers.load(str(path)).C.tolist() == [0, 4, 8]
 
 
 def test_event_files_of_hyperparameters_below_a_logs_folder_are_no_second_log(tmp_path):
@@ -459,6 +466,10 @@ def test_event_files_of_hyperparameters_below_a_logs_folder_are_no_second_log(tm
     for folder in (tmp_path, tmp_path / "tb"):
         curve = readers.load(str(folder))
         assert curve.y == "val/accuracy" and curve.C.tolist() == list(range(0, 45, 5))
+    with tensorboard.SummaryWriter(str(tmp_path / "tb" / "eval")) as writer:
+        writer.add_scalar("val/accuracy", 0.5, 1)
+    with pytest.raises(BadInput, match="holds several logs: tb, tb/eval; name one"):
+        readers.load(str(tmp_path))                             # which of them, nobody knows
 
 
 def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):

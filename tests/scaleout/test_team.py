@@ -419,20 +419,22 @@ def test_a_rank_that_dies_or_hangs_ends_all_others_in_a_sentence(who, how, model
 
 @pytest.mark.parametrize("last, lost", [
     ("ncclSystemError: ...\nLast error:\nNo space left on device: /dev/shm/nccl-x", False),
-    ("ncclRemoteError: A call failed, possibly by a remote process.\nLast error:\nclosed", True)])
-def test_what_nccl_says_in_its_last_line_is_told_whole(last, lost, monkeypatch):
-    """torch's first line names a file of its own. No other rank is to blame for a full disk here,
-    nor is the length of the rows, of which the preflight speaks."""
+    ("ncclRemoteError: A call failed, possibly by a remote process.\nLast error:\nclosed", True),
+    ("[3] is setting up NCCL communicator, got error: Connection reset by peer, rank 0", True),
+    ("NCCL communicator was aborted on rank 3.", True)])
+def test_what_nccl_says_in_its_last_line_is_told_and_its_frames_are_not(last, lost, monkeypatch):
+    """torch's first line names a file of its own. No other rank is to blame for a full disk."""
     team = object.__new__(Ranks)
     team.rank, team.version = 3, 7
     monkeypatch.setattr("scaleout.team.LOST_S", 0)
-    error = dist.DistBackendError(f"NCCL error in: a.cpp:3690, unhandled, NCCL 2.29\n{last}")
+    error = dist.DistBackendError(f"NCCL error in: a.cpp:3690, unhandled, NCCL 2.29\n{last}\n"
+                                  "Exception raised from x at a.cpp:3690\nframe #0: c10::Error")
     with pytest.raises(RuntimeError) as told, part("longest rows", "lower think_max"), \
             team.together("update"):
         raise error
     sentence = str(told.value)
-    assert " ".join(last.split()) in sentence and "\n" not in sentence
-    assert ("another rank is dead" in sentence) == lost and "think_max" not in sentence
+    assert " ".join(last.split()) in sentence and "\n" not in sentence and "frame" not in sentence
+    assert ("another rank is dead" in sentence) == lost
 
 
 @pytest.mark.days(4, turn=0)

@@ -331,6 +331,7 @@ def test_options_go_before_what_is_recognized(tmp_path, capsys):
     with pytest.raises(TaskError, match="has no column dificulty: it has problem, level, "):
         everything(path, level="dificulty")         # else no problem has a level, without a word
     assert everything(path, level="other")[3].level == 6
+    assert not any(problem.level for problem in everything(path, level=""))
 
 
 @pytest.mark.parametrize("written", [
