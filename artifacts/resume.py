@@ -82,7 +82,7 @@ def load_sampler_state(sampler, state):
 class KeptAnswers:
     """The sampler of evaluations, with a file. An evaluation of hours that is begun again on the
     same weights takes from there the problems before the first one with an unfinished answer. (All
-    finished answers would favor short ones.) Ours; not over transformers. Else the sampler's."""
+    finished ones favor the short.) Ours; not over transformers. All else is the sampler's own."""
     FOR_TRAINING = {"prompt_ids": (), "behavior_logprobs": [], "versions": [], "sampled": []}
 
     def __init__(self, sampler, path):

@@ -209,7 +209,7 @@ class Ranks(Alone):
             yield
         except (RuntimeError, OSError) as error:
             text, of_torch = str(error).strip(), isinstance(error, dist.DistError)
-            # NCCL's cause is in its last line, before C++'s frames. A full disk is this rank's own.
+            # NCCL's cause is in its last line, before C++'s frames. /dev/shm is this rank's own.
             told = text.partition("Exception raised from")[0] if of_torch else text.split("\n")[0]
             line = f"rank {self.rank}: {doing}, version {self.version}: " + " ".join(told.split())
             if of_torch and "shm" not in told or type(error) is RuntimeError and "/gloo/" in text:

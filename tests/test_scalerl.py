@@ -304,9 +304,14 @@ def test_an_update_gives_the_loss_every_setting_that_it_takes(llama, seed, monke
         given.update(options)
         return real(*tensors, **options)
     monkeypatch.setattr(scalerl, "policy_loss", spy)
+    forward, given_to_policy = Policy.forward, []
+    monkeypatch.setattr(Policy, "forward", lambda self, rollouts: given_to_policy.append(rollouts)
+                        or forward(self, rollouts))
     take_step(packed_copy(llama), rollouts_of(2, 2, random.Random(seed)),
               torch.tensor([[1., -1], [-1, 1]]), eps_max=3.5)
     assert names <= {*given} and len(names) >= 4 and given["eps_max"] == 3.5
+    # FSDP2's hooks walk a list, and each token of each sample in it: not an iterator.
+    assert given_to_policy and not any(isinstance(x, (list, tuple)) for x in given_to_policy)
 
 
 def test_numbers_by_lag_are_about_tokens_and_not_about_samples(llama, seed):

@@ -19,9 +19,9 @@
 # each TORCHRUN="--nnodes 2 --node-rank 0 (or 1) --master-addr 10.0.0.1", and a folder runs/ that
 # all of them see. Left alone, gloo takes the network that a machine's own name leads to, and NCCL
 # any but loopback's and Docker's: so both are told the interface that leads to the generator here
-# (if it is an IP address), unless GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set. A firewall between the machines must let
-# all ports through, both ways: servers listen on free ones from 10000 to 32767, and NCCL's first
-# connection comes back from them to any port of the trainers' machine.
+# (if it is an IP address), unless GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME is set. A firewall
+# between the machines must let all ports through, both ways: servers listen on free ones from 10000
+# to 32767, and NCCL's first connection comes back from them to any port of the trainers' machine.
 # Tried on CPUs (with --gpus 0, in the tests), not on GPUs.
 
 side=$1 generators=$2 name=$3
