@@ -1,5 +1,5 @@
 """trained_model.py: what samplers and checkpoints ask of a trainer; how its layers run."""
-import types
+from collections import deque
 from functools import cache, cached_property, partial
 
 import torch
@@ -24,7 +24,7 @@ class TrainedModel:
         """(N, T) log-probs of the sampled tokens under the current weights; no gradient."""
         rows = {}
         for indices in packed.micro_batches(rollouts, self.config.micro_batch_tokens):
-            rows |= zip(indices, self.policy(rollouts[i] for i in indices)[0])
+            rows |= zip(indices, self.policy(deque(rollouts[i] for i in indices))[0])
         if isinstance(self.policy, FSDPModule):
             self.policy.reshard()       # only a backward pass would
         return pad_sequence([rows[i] for i in range(len(rollouts))], batch_first=True)
@@ -76,4 +76,4 @@ def checkpoint_and_compile(model, recompute, compiled):
             step = partial(recomputed, step, use_reentrant=False, preserve_rng_state=False)
         return lambda *args, **kwargs: (step if torch.is_grad_enabled() else plain)(*args, **kwargs)
     for layer in layers:
-        layer.forward = types.MethodType(training_forward(type(layer).forward), layer)
+        layer.forward = training_forward(type(layer).forward).__get__(layer)    # bound to it

@@ -310,7 +310,7 @@ def test_an_update_gives_the_loss_every_setting_that_it_takes(llama, seed, monke
     take_step(packed_copy(llama), rollouts_of(2, 2, random.Random(seed)),
               torch.tensor([[1., -1], [-1, 1]]), eps_max=3.5)
     assert names <= {*given} and len(names) >= 4 and given["eps_max"] == 3.5
-    # FSDP2's hooks walk a list, and each token of each sample in it: not an iterator.
+    # FSDP2's hooks walk a list, and each token of each sample in it: not a deque.
     assert given_to_policy and not any(isinstance(x, (list, tuple)) for x in given_to_policy)
 
 

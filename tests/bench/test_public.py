@@ -659,7 +659,7 @@ def test_the_summaries_of_all_curves_are_those_of_the_rows():
                     f"{falls[0]} of the {n} curves fall"):
         assert f"{subject} after the half, {falls[1]} after 30%." in docs
     assert f"({falls[0]} of {n} published ones did)" in forecast.FALLS
-    assert f"of {n} runs that others have published, {falls[0]} fell in the second half" in law
+    assert f"{falls[0]} of {n} published runs did, in their second half" in law
     assert (f"| the law | {curve_} | | the last value | {last} | | the median of law, "
             f"last value and a line in log C | {printed} |") in slides
     assert f"{falls[0]} of the {n} fall" in slides
