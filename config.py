@@ -68,8 +68,8 @@ class Config:
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
     length_penalty: int = 0             # paper; 0: off; 2048 (an ablation): a right reward falls to
                                         # 0 over the last 2048 of think_max + answer_tokens
-    overlong_filter: bool = False       # ours; false: truncated samples (reward -1) train, too. The
-                                        # paper leaves them out (A.15); how, it does not say
+    overlong_filter: bool = True        # paper; truncated samples are left out (A.15). How is ours:
+                                        # they have no gradient; their -1 counts in mean and std
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, evaluations too, and of every log-prob

@@ -244,7 +244,7 @@ def make_batch(rollouts, rewards, version, config):
     P, G = rewards.shape
     # True for tokens that the policy sampled, False for the forced phrase and for padding.
     mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)
-    # Off by default. Ours: a truncated sample has no gradient; its reward counts in mean and std.
+    # A truncated sample has no gradient (paper, A.15); its -1 counts in mean and std (ours).
     if config.overlong_filter:
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(

@@ -40,7 +40,7 @@ ALWAYS = {                  # each run draws these
     "answer_tokens": (1, 2, 4, 9), "prompt_tokens": (64, 40, 30)}
 SOMETIMES = {               # and none to eight of these
     "interrupt_phrase": ("", "stop </think>", "</think>"), "length_penalty": (1, 5, 20),
-    "overlong_filter": (True,), "retire_at": (0.01, 0.2, 0.5, 1.0),
+    "overlong_filter": (False,), "retire_at": (0.01, 0.2, 0.5, 1.0),
     "zero_variance_filter": (False,),
     "advantage_norm": ("prompt", "mean", "none"), "aggregation": ("sample", "token"),
     "loss": ("cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"),

@@ -1162,7 +1162,7 @@ def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path, monkey
     ({"length_penalty": 20},
      lambda r: not 0 < r["pass_rate"] == pytest.approx((r["reward/mean"] + 1) / 2)),
     ({"loss": "gspo", "eps_low": 1e-3, "eps_high": 1e-3, "aggregation": "token",
-      "advantage_norm": "none", "overlong_filter": "true"}, None),
+      "advantage_norm": "none", "overlong_filter": "false"}, None),
     ({"dtype": "bfloat16", "head_fp32": "false"},
      lambda r: r.get("mismatch/mean_abs_dlogp/lag_0", 1) > 1e-4),
 ], ids=lambda value: next(iter(value.items())) if isinstance(value, dict) else "")

@@ -247,8 +247,10 @@ def test_the_gradient_does_not_depend_on_how_the_step_is_cut_into_micro_batches(
 
 def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
     """Equation by equation in plain Python over plain forwards: the filter, batch std, prompt
-    average over sampled tokens, the capped ratio against the recorded log-prob."""
+    average over sampled tokens, the capped ratio against the recorded log-prob; no gradient of
+    truncated samples, which stay in the std."""
     rollouts = rollouts_of(4, 3, random.Random(seed))
+    assert rollouts[8].finish_reason == "length"        # of a group that stays
     rewards = torch.tensor([[1., -1, -1], [1, 1, 1], [-1, 1, 1], [-1, -1, 1]])
     ours, log = take_step(packed_copy(llama), rollouts, rewards, eps_max=2.0)
     assert log["prompts/trained"] == 3 and log["frac_reward_zero_std"] == 0.25
@@ -260,12 +262,12 @@ def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
     objective = 0.0
     for p in kept:
         group = rollouts[3 * p: 3 * p + 3]
-        tokens = sum(sum(r.sampled) for r in group)
+        tokens = sum(sum(r.sampled) for r in group if r.finish_reason == "stop")
         for rollout, a in zip(group, centered[p]):
             ids = [*rollout.prompt_ids, *rollout.output_ids]
             logprobs = llama(torch.tensor([ids])).logits[0].log_softmax(-1)
             for t, token in enumerate(rollout.output_ids):
-                if rollout.sampled[t]:
+                if rollout.sampled[t] and rollout.finish_reason == "stop":
                     logprob = logprobs[len(rollout.prompt_ids) + t - 1, token]
                     ratio = min(math.exp(logprob.item() - rollout.behavior_logprobs[t]), 2.0)
                     objective = objective + ratio * a / std * logprob / tokens / len(kept)
@@ -319,7 +321,8 @@ def test_numbers_by_lag_are_about_tokens_and_not_about_samples(llama, seed):
     rollouts = rollouts_of(3, 4, random.Random(seed))
     rollouts[0].versions[0], rollouts[0].versions[-1], rollouts[0].sampled[-1] = 0, 2, True
     rewards = torch.tensor([[1., -1, -1, -1], [1, 1, -1, -1], [-1, 1, 1, 1]])
-    _, log = take_step(packed_copy(llama), rollouts, rewards, aggregation="token")
+    _, log = take_step(packed_copy(llama), rollouts, rewards, aggregation="token",
+                       overlong_filter=False)
     ratios = {}
     for r in rollouts:
         for ours, theirs, version, sampled in zip(
@@ -376,13 +379,14 @@ def test_the_overlong_filter_takes_truncated_samples_out_of_the_gradient(llama, 
     for i in (1, 3):
         rollouts[i].finish_reason = "length"
     rewards = torch.tensor([[1., -1, -1], [-1, 1, 1]])
-    masked, log = take_step(packed_copy(llama), rollouts, rewards, overlong_filter=True)
+    masked, log = take_step(packed_copy(llama), rollouts, rewards)      # the default, the paper's
     assert log["tokens/trained"] == sum(sum(r.sampled) for r in rollouts
                                         if r.finish_reason == "stop") > 0
     for i in (1, 3):
         rollouts[i].sampled = [False] * len(rollouts[i].sampled)
     by_hand, _ = take_step(packed_copy(llama), rollouts, rewards)
-    unmasked, _ = take_step(packed_copy(llama), rollouts_of(2, 3, random.Random(seed)), rewards)
+    unmasked, _ = take_step(packed_copy(llama), rollouts_of(2, 3, random.Random(seed)), rewards,
+                            overlong_filter=False)
     for name, gradient in masked.items():
         torch.testing.assert_close(gradient, by_hand[name])
     assert any((masked[name] - unmasked[name]).norm() > 1e-3 * unmasked[name].norm()

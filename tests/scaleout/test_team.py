@@ -176,7 +176,7 @@ def gradients(trainer, seed, P, G):
 CASES = {
     "tied": {"model": "tied"},
     "two samples": {"model": "tied"},           # for three ranks: one has nothing to do
-    "untied": {"model": "untied", "micro_batch_tokens": 10_000, "overlong_filter": True},
+    "untied": {"model": "untied", "micro_batch_tokens": 10_000, "overlong_filter": False},
     "recomputed": {"model": "tied", "micro_batch_tokens": 90, "aggregation": "sample",
                    "recompute_layers": True},
     "compiled": {"model": "tied", "micro_batch_tokens": 90, "recompute_layers": True,
@@ -294,7 +294,7 @@ def test_a_tokens_lag_in_the_log_is_its_own_and_not_its_samples(models, seed):
     for rollout, row in zip(rollouts, now.tolist()):
         for logprob, old, version, sampled in zip(
                 row, rollout.behavior_logprobs, rollout.versions, rollout.sampled):
-            if sampled:
+            if sampled and rollout.finish_reason == "stop":
                 distances.setdefault(3 - version, []).append(abs(logprob - old))
     assert {name for name in log if name.startswith("mismatch/mean_abs_dlogp/")} == {
         f"mismatch/mean_abs_dlogp/lag_{lag}" for lag in distances}
