@@ -73,12 +73,46 @@ def test_the_table_of_the_page_is_that_of_the_rows():
 
 def test_the_readmes_figures_are_those_of_the_rows():
     told = (ROOT / "README.md").read_text()
-    for cut, words, wanted in ((0.5, "25 of the demo | half", ".02"), (0.3, " | 30%", ".04")):
-        n, law, naive, held = held_out.summary(committed(), cut)
-        cells = re.search(rf"^\| ?{re.escape(words)} \| (.*) \|$", told, re.M)[1]
-        ours, its, _, intervals = cells.split(" | ")              # _: the line: test_public.py
-        assert (ours, its) == (f"{law:.3f} ({wanted})"[1:], f"{naive:.3f}"[1:])
-        assert intervals.startswith(f"{held * n:.0f} of {n} (")
+    n, law, naive, held = held_out.summary(committed(), 0.5)
+    cells = re.search(r"^\| \[25 of the demo\]\(.*?\), 5 toys \| (.*) \|$", told, re.M)[1]
+    ours, its, _, intervals = cells.split(" | ")              # _: the line: test_public.py
+    assert (ours, its) == (f"{law:.3f}"[1:], f"{naive:.3f}"[1:])
+    assert intervals == f"{held * n:.0f} of {n}"
+
+
+@pytest.mark.days(4, turn=1)
+def test_the_readmes_later_rows_have_every_run_of_their_kind_and_todays_intervals():
+    """Those that were missed as well: the calm runs' intervals, and 30% of the demo's."""
+    import forecast
+    told, rows = " ".join((ROOT / "README.md").read_text().split()), {}
+    for run, (C, R, _, _) in forecast.read().items():
+        for cut in {"demo": (0.5, 0.3), "calm": (0.5,)}.get(run[:4], ()):
+            early = fit_curve(C, R, c_max=cut * C[-1])
+            it, ahead = held_out.held_out(C, R, early), C[C > early.C[-1]][-5:]
+            late = slice(-max(3, early.C.size // 2), None)      # an evaluation an amount here
+            slope = np.polyfit(np.log(early.C[late]), early.R[late], 1)
+            line = np.clip(np.polyval(slope, np.log(ahead)), 0, 1)
+            rows.setdefault((run[:4], cut), []).append(
+                (it["error"], it["naive_error"], line.mean() - it["measured"],
+                 it["lo"] <= it["measured"] <= it["hi"]))
+    with open(ROOT / "results/forecast/study_later.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["cut"] == "0.5" and row["collapsed"] == "0.0" and row["measured"]:
+                ends = [float(row[name] or "nan") for name in ("lo_today", "measured", "hi_today")]
+                rows.setdefault(("study", 0.5), []).append(
+                    [float(row[way]) for way in ("error", "naive", "line")]
+                    + [ends[0] <= ends[1] <= ends[2] if row["lo_today"] else np.nan])
+    found = {}
+    for kind, some in rows.items():
+        *errors, held = np.array(some, float).T
+        found[kind] = [f"{np.abs(way).mean():.3f}"[1:] for way in errors] + [
+            f"{np.nansum(held):.0f} of {np.sum(held == held)}"]
+    assert f"27 toys | {' | '.join(found['demo', 0.5])} |" in told and len(rows["demo", 0.5]) == 54
+    assert f"10 toys | {' | '.join(found['calm', 0.5])} |" in told and len(rows["calm", 0.5]) == 20
+    assert f"20 toys | {' | '.join(found['study', 0.5])} |" in told and \
+        len(rows["study", 0.5]) == 222
+    law, _, line, held = found["demo", 0.3]
+    assert f"{line} and {law} on the 54 runs ({held.split()[0]} intervals hold)" in told
 
 
 def test_ones_own_error_is_shown_beside_the_committed_ones(tmp_path):
