@@ -6,7 +6,7 @@
 # make submit    in a student's tree: submission.zip; make grade-all DIR=FOLDER grades a folder of them
 # make slides    build/slides.html: one lecture of the course, of course/slides.md
 # make mutants   real bugs, one at a time, and which test finds each of them
-# make test      the whole test suite
+# make test      the tests, long ones by turns (a day each; EVERY=1 make test: all)
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
 # make public    396 published curves of others: how good is fit.py's forecast there

@@ -303,9 +303,9 @@ class Trainer(TrainedModel):
     """The model, its optimizer, and a step of training. `TrainedModel` adds weights, save and load.
 
     team    the processes that train together (scaleout/team.py): they share the micro-batches and
-            add gradients. With one process, read `whole(x)` and `mine(x, _)` as x, `loss(f, ...)`
-            as f(...), `finish(_, stats)` as stats. An error in `loss` waits for `finish`, so that
-            no process waits for another. `begin` and `mine` raise Stopped if the run is to end."""
+            add gradients. With one process, `my_batches` are all, `full_tensor(x)` is x, `loss(f,
+            ...)` is f(...), and `sum_gradients(_, stats)` is stats. An error in `loss` is raised
+            there, so that no process waits for another. Stopped: the run is to end."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -331,7 +331,7 @@ class Trainer(TrainedModel):
 
         # 1. The gradient of the step is the sum over its micro-batches.
         stats = []
-        for indices in self.team.mine(
+        for indices in self.team.my_batches(
                 packed.micro_batches(rollouts, config.micro_batch_tokens), rollouts):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(deque(part.rollouts))   # (N, T) of this micro-batch
@@ -344,11 +344,11 @@ class Trainer(TrainedModel):
                 eps_high=config.eps_high, lags=part.lags, entropy=entropy)
             loss.backward()
             stats.append(stat)
-        log = merge_stats(self.team.finish(self.policy, stats))
+        log = merge_stats(self.team.sum_gradients(self.policy, stats))
 
         # 2. Clip the global norm (ours).
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.grad_clip)
-        norm = self.team.whole(norm).item()
+        norm = self.team.full_tensor(norm).item()
         if not (math.isfinite(norm) and math.isfinite(log["loss"])):
             raise FloatingPointError(f"version {version}: loss {log['loss']}, gradient norm {norm}")
 

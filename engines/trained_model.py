@@ -41,7 +41,7 @@ class TrainedModel:
 
     def gather(self, start, dtype=None):
         """[(name, full tensor)] of the next few; cast first, it halves the bytes."""
-        return [(name, self.team.whole(parameter.detach().to(dtype or parameter.dtype)))
+        return [(name, self.team.full_tensor(parameter.detach().to(dtype or parameter.dtype)))
                 for name, parameter in self.named_parameters[start: start + GATHERED]]
 
     def save(self, folder, state=None):

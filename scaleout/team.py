@@ -46,16 +46,16 @@ class Alone:
         """(policy, optimizer) as the team computes with them."""
         return policy, optimizer
 
-    def mine(self, batches, rollouts):
+    def my_batches(self, batches, rollouts):
         """Yield the micro-batches of this process: lists of indices of `rollouts`."""
         costs, self.error = [cost_tokens(rollouts, batch) for batch in batches], ""
         for batch, self.share in deal(batches, costs, self.size)[self.rank]:
-            self.heed(self.all(self.stop)[0])       # on every rank at the same time
+            self.raise_if_stopped(self.all(self.stop)[0])   # on every rank at the same time
             yield batch
 
     def loss(self, function, logprobs, *arguments, **options):
-        """function(logprobs, ...) -> (loss, stats) of a micro-batch. An error waits for `finish`:
-        raised here, it would leave other processes waiting in `backward` for ever."""
+        """function(logprobs, ...) -> (loss, stats) of a micro-batch. An error waits for
+        `sum_gradients`: raised here, it would leave others waiting in `backward` for ever."""
         try:
             loss, stats = function(logprobs, *arguments, **options)
         except ValueError as error:
@@ -63,7 +63,7 @@ class Alone:
             return 0 * logprobs.sum(), {}
         return (loss * self.scale, stats) if self.share else (0 * logprobs.sum(), {})
 
-    def finish(self, policy, stats):
+    def sum_gradients(self, policy, stats):
         """The statistics of all micro-batches; every process has the whole gradient then. Raises
         FloatingPointError: a log-prob of one of them is not finite."""
         parts = self.all((stats, self.error))
@@ -76,7 +76,7 @@ class Alone:
         """[value of rank 0, of rank 1, ...] on every rank."""
         return [value]
 
-    def whole(self, tensor):
+    def full_tensor(self, tensor):
         """The full tensor behind a shard, on every rank that asks at the same time."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -87,9 +87,9 @@ class Alone:
         """A part of a step begins. Raises Stopped: somebody has asked for the end."""
         self.version = version
         if part == "generate":              # between two decode steps
-            self.heed(self.stop)
+            self.raise_if_stopped(self.stop)
 
-    def heed(self, stop):
+    def raise_if_stopped(self, stop):
         """Raises Stopped: somebody has asked for the end; what follows is a checkpoint."""
         if stop:
             self.busy_saving = True
@@ -149,12 +149,12 @@ class Ranks(Alone):
                 optimizer, self.scale = optimizer.optimizer, self.size
         return policy, optimizer
 
-    def finish(self, policy, stats):
+    def sum_gradients(self, policy, stats):
         if not self.sharded:                # FSDP2 has reduced them in every backward pass
             for parameter in policy.parameters():
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad, group=self.group)
-        return super().finish(policy, stats)
+        return super().sum_gradients(policy, stats)
 
     def all(self, value):
         values = [None] * self.size

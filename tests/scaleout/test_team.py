@@ -161,7 +161,7 @@ def note_gradients(trainer):
     """trainer.seen: the whole gradients of its last step."""
     trainer.seen = {}
     trainer.optimizer.register_step_pre_hook(lambda *_: trainer.seen.update(
-        (name, trainer.team.whole(p.grad).numpy(force=True).copy())
+        (name, trainer.team.full_tensor(p.grad).numpy(force=True).copy())
         for name, p in trainer.model.named_parameters()))
 
 
