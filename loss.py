@@ -237,8 +237,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     elif loss == "dppo":
         moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # exp gets 0 where nothing is learned: `_clipped` says why.
-        objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
+        rho = torch.where(clipped | (A == 0), 0, log_rho).exp()  # exp of 0: `_clipped` says why
+        objective = torch.where(clipped, 0, rho * A)
     elif loss in ("grpo", "dapo", "gspo"):
         objective, clipped = _clipped(log_rho, A, 1 - eps_low, 1 + eps_high)
     elif loss == "reinforce":
@@ -267,7 +267,6 @@ def _sequence_log_ratio(log_ratio, mask):
 
 def _clipped(log_rho, A, low, high):
     """GRPO, DAPO, GSPO: (term of J, is it clipped?) of each token, both (N, T).
-
     The gradient comes through the ratio, ∇ρ = ρ ∇log π. A clipped ratio is a constant: no gradient.
     A token is clipped only if it has moved too far in the direction of its advantage. PPO's lines:
 
@@ -280,7 +279,8 @@ def _clipped(log_rho, A, low, high):
     But e^89 is inf in fp32: a clipped token's gradient would be 0 · inf, which is nan. So tokens
     without a gradient get log ρ = 0 before `exp`."""
     ratio = log_rho.detach().exp()
-    clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
+    too_high, too_low = (ratio > high) & (A > 0), (ratio < low) & (A < 0)
+    clipped = too_high | too_low
     constant = clipped | (A == 0)           # terms of J without a gradient
     live = torch.where(constant, 0, log_rho).exp()      # the ratio, with its gradient
     return torch.where(constant, ratio.clamp(low, high), live) * A, clipped

@@ -25,7 +25,6 @@ likely, a negative one less likely. That is GRPO. ScaleRL is GRPO, but:
 the FLOPs of generation and training, without evaluations (the paper: GPU-hours).
 
 Order of the five files: this head, config.py, the rest of this file, loss.py, sampler.py, fit.py.
-README has a path of 90 minutes.
 
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
 tokens of the longest output. The version of the weights is the number of optimizer steps taken (a
@@ -295,8 +294,8 @@ class Policy(torch.nn.Module):
                 temperature=self.temperature, head_fp32=self.head_fp32,
                 softcap=own_forward.cap(self.model), chunk_tokens=logits_chunk(len(head)))
         where = pack.sample[drawn], pack.column[drawn]          # back to the shape of `Batch`
-        T = max(len(r.output_ids) for r in rollouts)
-        return tuple(x.new_zeros(len(rollouts), T).index_put(where, x) for x in (logprobs, entropy))
+        zeros = logprobs.new_zeros(len(rollouts), max(len(r.output_ids) for r in rollouts))
+        return zeros.index_put(where, logprobs), zeros.index_put(where, entropy)
 
 
 class Trainer(TrainedModel):

@@ -120,7 +120,7 @@ class RunFolder:
     def wait_for_disk(self, needed=4096):
         """Until the disk takes so many bytes: one that is full or read-only for a moment ends no
         run. After 30 s, once in a run, return all the same: then the write says what is wrong."""
-        for look in range(LOOKS * self.patient):
+        for look in range(LOOKS if self.patient else 0):
             if os.access(self.path, os.W_OK) and shutil.disk_usage(self.path).free >= needed:
                 return
             if look == 0:

@@ -55,14 +55,15 @@ def merge_stats(stats_list):
     for suffix, numbers in (item for stats in stats_list for item in stats.items()):
         total = merged.setdefault(suffix, {})
         for name, x in numbers.items():
-            total[name] = EXTREMES.get(name, operator.add)(total[name], x) if name in total else x
+            merge = EXTREMES.get(name, operator.add)
+            total[name] = merge(total[name], x) if name in total else x
     metrics = {}
     for suffix, sums in sorted(merged.items()):  # not yet divided: sums["ratio/mean"] is Σ w ρ
         weight, loss, squared = (sums.pop(name) for name in ("weight", "loss", "ratio_squared"))
         if suffix == "":
             metrics["loss"] = loss  # a sum over the step, and remains one
         denominator = weight * squared          # 0: even float64 has no such small ratios
-        metrics["ess" + suffix] = denominator and sums["ratio/mean"] ** 2 / denominator
+        metrics["ess" + suffix] = sums["ratio/mean"] ** 2 / denominator if denominator else 0.0
         metrics |= {name + suffix: x if name in EXTREMES else x / weight
                     for name, x in sums.items()}
     return metrics

@@ -19,7 +19,7 @@ from fit import BadInput, checked
 NAMES = tomllib.loads(Path(__file__).with_name("columns.toml").read_text("utf-8"))
 STEP_COLUMNS, Y_COLUMNS, LOGS, LIKELY = (NAMES[k] for k in ("steps", "rewards", "logs", "likely"))
 RE = {name: re.compile(pattern) for name, pattern in NAMES["patterns"].items()}
-WINDOWS = dict(enumerate(bytes(range(128, 256)).decode("cp1252", "replace"), 0xDC80))
+WINDOWS = {0xDC00 + b: bytes([b]).decode("cp1252", "replace") for b in range(128, 256)}
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 
 

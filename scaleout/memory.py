@@ -81,9 +81,9 @@ class Estimate:
         if self.cuda and sharded:
             two_layers = 2 * (self.weights - self.root) / layers
             fixed += self.root * (self.itemsize + 4) + two_layers * self.itemsize
-        rounded = self.itemsize < 4                         # and the sampler has a copy of its own
-        copy = self.alone and (c.engine == "vllm" or rounded)       # the sampler's
-        fixed += self.weights * self.itemsize * (rounded * (not sharded) + copy)
+        rounded = self.itemsize < 4
+        copies = (rounded and not sharded) + (self.alone and (c.engine == "vllm" or rounded))
+        fixed += copies * self.weights * self.itemsize      # the trainer's and the sampler's own
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
         mlp = 4 * inner * self.itemsize

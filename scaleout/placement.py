@@ -54,7 +54,7 @@ def on_gpus(c, estimate, address):
     asked = 0 if address else c.trainers
     H, J = estimate.shape.num_attention_heads, estimate.kv      # as vLLM divides them
     sizes = [c.tensor_parallel] if c.tensor_parallel else [
-        s for s in (1, 2, 4, 8) if H % s == max(J, s) % min(J, s) == 0]
+        s for s in (1, 2, 4, 8) if H % s == 0 and (J % s == 0 or s % J == 0)]
     possible = {size: [
         t for t in ([0] if address else range(1, c.gpus + 1))
         if (c.gpus - t) % size == 0 and (t == c.gpus) == bool(c.vllm_url)
