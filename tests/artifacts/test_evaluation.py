@@ -3,10 +3,13 @@
 import json
 import random
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 
 from artifacts.resume import KeptAnswers
+from command import make_run as making
+from config import Config
 from sampler import Request, Rollout
 
 
@@ -162,3 +165,23 @@ def test_an_evaluation_that_goes_on_favors_no_length_as_one_that_keeps_all_would
         truth.append(fmean(1 + int(rng.expovariate(1 / 20)) for _ in range(60)))
     error = (sum((x - fmean(truth)) ** 2 for x in truth) / 300 / 300 * 2) ** 0.5
     assert fmean(naive) < fmean(truth) - 5 * error < fmean(ours)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_a_run_on_vllm_keeps_the_answers_of_its_evaluations_and_no_others(
+        engine, tmp_path, monkeypatch):
+    """Over transformers they would be drawn again, and could not be equal to the last digit."""
+    both = object(), object()
+    monkeypatch.setattr(making, "load_problems", lambda *_: SimpleNamespace(prompt_tokens=3))
+    monkeypatch.setattr(making, "make_samplers", lambda *_: both)
+    monkeypatch.setattr(making, "Run", lambda *parts: parts)
+    _, _, _, verifier, sampler, eval_sampler, _ = making.make_run(
+        Config(model="m", engine=engine), SimpleNamespace(tokenizer=None),
+        SimpleNamespace(path=tmp_path))
+    verifier.close()
+    assert sampler is both[0]
+    if engine == "vllm":
+        assert isinstance(eval_sampler, KeptAnswers) and eval_sampler.sampler is both[1]
+        assert eval_sampler.path == tmp_path / "evaluation.jsonl"
+    else:
+        assert eval_sampler is both[1]

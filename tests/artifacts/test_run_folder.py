@@ -538,3 +538,21 @@ def test_an_evaluation_shows_how_far_it_is_on_a_terminal_or_every_ten_minutes(mo
             progress.last_print_t -= 601
             progress.update(700)
         assert "1400/16000" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_as_old_as_save_minutes_says_before_the_next_one(make, monkeypatch):
+    """In minutes, and never twice of one state."""
+    folder, saves, now = make(), [], [1000.0]
+    folder.saved_at = now[0]
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
+    run = SimpleNamespace(
+        step=3, evaluated=0, generated=5, pacer=SimpleNamespace(admitted=7),
+        sampler=SimpleNamespace(), team=SimpleNamespace(saving=contextlib.nullcontext),
+        trainer=SimpleNamespace(save=lambda path, state: saves.append(now[0] - 1000.0)))
+    monkeypatch.setattr(run_folder, "state_of", lambda run: {})
+    for seconds in (60 * 7 - 1, 60 * 7 + 1, 60 * 14, 60 * 14 + 2, 60 * 29):
+        now[0] = 1000.0 + seconds
+        if seconds != 60 * 29:          # nothing is new then
+            run.generated += 1
+        folder.save(run, minutes=7)
+    assert saves == [60 * 7 + 1, 60 * 14 + 2]

@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -93,3 +94,40 @@ def test_the_rows_are_as_long_as_any_and_fill_a_micro_batch_of_every_trainer(
     assert len(tried.longest_rows(run)[0]) == 4
     run.config.micro_batch_tokens = 10 ** 6                     # a step has no more
     assert len(tried.longest_rows(run)[0]) == 12
+
+
+def asked(numel, servers=()):
+    """A run whose parts all do, for a model of so many numbers; its `save` writes nothing."""
+    r = SimpleNamespace(prompt_ids=(1,), output_ids=[1])
+    return SimpleNamespace(
+        config=SimpleNamespace(), push_weights=lambda: None, team=SimpleNamespace(size=1),
+        sampler=SimpleNamespace(pool=SimpleNamespace(servers=servers)),
+        folder=SimpleNamespace(path=Path(), checkpoints=Path("none")),
+        trainer=SimpleNamespace(
+            model=torch.nn.Linear(1, numel, bias=False), device="cpu", dtype=torch.bfloat16,
+            save=lambda folder: None, load=lambda folder: None, update=lambda *_: None)), r
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_the_disk_must_hold_three_checkpoints_and_two_models(short, monkeypatch, capsys):
+    """Two are kept while a third is written: weights and two moments in fp32 each; `best` and
+    `model` have weights alone. 3 x 12 + 2 x 4 bytes a number."""
+    run, r = asked(1013)
+    monkeypatch.setattr(tried, "longest_rows", lambda _: ([r], None))
+    monkeypatch.setattr(tried.shutil, "disk_usage",
+                        lambda _: SimpleNamespace(free=44 * 1013 + (-1 if short else 1)))
+    if short:
+        with pytest.raises(RuntimeError, match="preflight, disk: 2 checkpoints of"):
+            tried.preflight(run)
+    else:
+        tried.preflight(run)
+        assert told(capsys.readouterr().out) == PARTS
+
+
+def test_a_server_that_did_not_take_the_push_ends_the_run_with_its_reason(monkeypatch):
+    """It would be asked again at every step; here its log still has the first words."""
+    run, r = asked(3, [SimpleNamespace(url="http://a", state="ready", why=""),
+                       SimpleNamespace(url="http://b", state="stale", why="no room for weights")])
+    monkeypatch.setattr(tried, "longest_rows", lambda _: ([r], None))
+    with pytest.raises(RuntimeError, match="preflight, push: http://b: no room for weights; look"):
+        tried.preflight(run)

@@ -1,5 +1,6 @@
 """The test with which each run begins: do sampler and trainer compute alike?"""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -38,3 +39,22 @@ def test_a_wrong_temperature_is_seen_where_the_policy_is_nearly_uniform(temperat
         self_test(run)
     run.config.allow_mismatch = True
     assert self_test(run)["mismatch/fp32_head/kl_k3"] < HEALTHY_KL
+
+
+@pytest.mark.parametrize("kl, ends", [(0.0145, False), (0.0155, True)])
+def test_a_kl_above_015_ends_a_run_in_16_bits(kl, ends, seed):
+    """k3 = e^d - 1 - d, so that d near sqrt(2 kl) gives it: found here by Newton's steps."""
+    distance = math.sqrt(2 * kl)
+    for _ in range(20):
+        distance -= (math.expm1(distance) - distance - kl) / math.expm1(distance)
+    rollout = SimpleNamespace(behavior_logprobs=[-2.0] * 7, sampled=[True] * 7)
+    run = SimpleNamespace(
+        config=Config(), problems=SimpleNamespace(heldout={"a": None}),
+        eval_sampler=SimpleNamespace(log=dict), answers=lambda *_, **__: [rollout],
+        trainer=SimpleNamespace(logprobs=lambda _: torch.full((1, 7), distance - 2.0),
+                                dtype=torch.bfloat16))
+    if ends:
+        with pytest.raises(RuntimeError, match="healthy is below 0.015"):
+            self_test(run)
+    else:
+        assert self_test(run)["mismatch/fp32_head/kl_k3"] == pytest.approx(kl, rel=1e-3)

@@ -37,6 +37,13 @@ def started(how):
     return process
 
 
+def test_the_wait_for_a_place_to_stop_is_what_the_documents_say():
+    """Schedulers kill soon after; the tests below shorten it."""
+    assert signals.HEED_S == 30
+    assert "| 30 s later, if the run has come to no place to stop" in (
+        ROOT / "docs" / "placement.md").read_text()
+
+
 @pytest.mark.parametrize("how", ["busy", "loading"])
 @pytest.mark.parametrize("number, code", [
     (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
