@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -10,13 +12,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import rollouts_of
+from conftest import ROOT, rollouts_of
+from made_runs import made, write_run
 
 from artifacts import step_log
 from artifacts.run_folder import Progress
 from config import ConfigError
 from engines import accept
 from fit import sigmoid
+from fitting import readers
 from fitting.forecast import forecast_line
 from sampler import Interruption, Request, TransformersSampler
 from study import toy
@@ -175,3 +179,22 @@ def test_the_engine_says_at_which_of_its_decode_steps_a_sample_ended(micro, seed
             assert rollout.ended - len(rollout.output_ids) + 1 == begun[rollout.group_id]
     log = sampler.log()
     assert log["decode/clock"] == steps and log["decode/steps"] == steps - 4
+
+
+def test_the_lines_of_the_documents_send_a_run_to_tensorboard(tmp_path):
+    """And `fit.py` still reads the run's own logs, not the event files beside them."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    script = re.search(r"^```python\n(import json, sys.*?)^```",
+                       (ROOT / "docs" / "metrics.md").read_text(), re.M | re.S)[1]
+    run = write_run(tmp_path / "r", *made(n=9))
+    before = readers.load(str(run)).C
+    rows = [{"step": i, "reward/mean": i / 7 - 0.5, "note": "text", "lists": [1]} for i in range(4)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = subprocess.run([sys.executable, "-c", script, str(run)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    events = accumulator.EventAccumulator(str(run / "tensorboard")).Reload()
+    found = events.Scalars("reward/mean")
+    assert [each.step for each in found] == [row["step"] for row in rows]
+    assert [each.value for each in found] == pytest.approx([row["reward/mean"] for row in rows])
+    assert len(events.Scalars("compute/flops")) == 9 and "note" not in events.Tags()["scalars"]
+    assert (readers.load(str(run)).C == before).all()
