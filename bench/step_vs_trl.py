@@ -52,7 +52,7 @@ def ours(args):
         "prompts_per_step": args.prompts, "samples_per_prompt": args.samples, "slots": args.slots,
         "think_min": args.tokens - 8, "think_max": args.tokens - 8, "answer_tokens": 8,
         "interrupt_phrase": "", "lr": 1e-12, "eval_samples": 1, "eval_every": 10**6,
-        "heldout_prompts": 8, "retire_at": 2,
+        "heldout_prompts": 8, "retire_at": 2, "overlong_filter": "false",   # TRL trains all, too
         "zero_variance_filter": str(args.filter).lower(), "off_policy": args.off_policy,
         "engine": args.side,
         "micro_batch_tokens": args.micro_batch_tokens}
