@@ -73,7 +73,7 @@ def test_compute_for_inverts_predict(law):
     for reward in (0.45, 0.5, 0.55):
         assert f.curve(f.compute_for(reward)) == pytest.approx(reward, abs=1e-9)
     assert f.compute_for(f.A) == np.inf and f.compute_for(0.99) == np.inf
-    assert f.compute_for(0.1) == 0
+    assert f.compute_for(0.1) == 0 == f.compute_for(f.R0)
 
 
 # ------------------------------------------------------------------------------- least squares
@@ -126,6 +126,18 @@ def test_the_search_finds_the_deepest_valley():
         A = np.clip(R0 + ((f.R - R0) * g).sum(-1) / (g * g).sum(-1), R0, 1)
         table = ((f.R - R0 - (A - R0)[..., None] * g) ** 2).sum(-1)
         assert ((f.R - f.curve(C)) ** 2).sum() <= table.min() * (1 + 1e-6)
+
+
+def test_a_long_run_is_searched_on_means_of_its_neighbors(monkeypatch):
+    """One of each pair alone has more noise; and rewards belong to their own compute."""
+    starts, seen = fit.Search.starts, []
+    monkeypatch.setattr(fit.Search, "starts", lambda search, R, R0: (
+        seen.append((search.C, R)), starts(search, R, R0))[1])
+    C, R = made(n=401)
+    fit_curve(C, R, bootstrap=0)
+    for found in seen:
+        np.testing.assert_allclose(found, [(x[1::2] + x[2::2]) / 2 for x in (C, R)])
+    assert len(seen) == 2
 
 
 def test_a_falling_run_is_fitted_as_a_constant():
@@ -227,6 +239,14 @@ def test_every_row_of_table_1_is_recovered(run, A, B, C_mid):
     assert hits >= 0.95 * 40
 
 
+def test_the_grid_of_its_own_reaches_beyond_the_data_on_both_sides():
+    """The half of a gain may lie before the first evaluation, or be still to come."""
+    C = np.geomspace(100, 10_000, 31)
+    for C_mid in (20.0, 17_000.0):
+        f = fit_curve(C, sigmoid(C, 0.6, 1.5, C_mid, 0.2), 0.2, method="grid", bootstrap=0)
+        assert f.C_mid == pytest.approx(C_mid, rel=0.05)
+
+
 @pytest.mark.days(4, turn=1)
 def test_the_grid_of_a_power_law_begins_where_slow_ones_cross_R0():
     """Far before the data: .9 - C^-.2 is 0 at C = 1.7, and its first evaluation is at 100."""
@@ -290,6 +310,16 @@ def test_R0_of_pooled_seeds_is_the_mean_of_their_step_0():
     R[[0, 9, 18]] = 0.33, 0.36, 0.39
     f = fit_curve(C, R, bootstrap=0)
     assert f.R0 == pytest.approx(0.36) and f.R0_from == "step 0" and f.n == 24
+    pool, _ = fit_curve(C, R, bootstrap=200).pool       # and so is the noise of R0's replicates
+    assert pool.draws[:, 3].std() == pytest.approx(pool.noise.std() / math.sqrt(3), rel=0.2)
+
+
+def test_evaluations_at_the_bounds_are_fitted_and_a_measured_R0_is_no_less_than_0():
+    """The bounds are those of evaluations that have been read off a plot."""
+    C, R = made(n=21, sd=0.01, R0=0.0)
+    f = fit_curve(C, R, c_min=C[2], c_max=C[17], bootstrap=60)
+    assert f.R0 == 0 and f.C.tolist() == C[2:18].tolist()
+    assert f.pool[0].draws[:, 3].min() == 0 < f.pool[0].draws[:, 3].max()
 
 
 def test_R0_moves_everything():
@@ -422,7 +452,7 @@ def test_futures_are_those_of_two_laws_with_an_error_of_the_law_and_of_the_run(m
 def test_noise_is_at_least_that_of_the_answers_by_chance():
     """Five points on a curve by luck do not make an evaluation of 40 answers exact: the binomial's
     standard deviation, by hand, is the floor; with a million answers nothing changes."""
-    C, R = made(n=13, sd=0)
+    C, R = made(n=13, sd=0, R0=0.02)
     few, many, none = (fit_curve(C, R, answers=n, bootstrap=60) for n in (40, 10**6, None))
     p = R[1:].mean()
     assert few.pool[0].noise.std() == pytest.approx((p * (1 - p) / 40) ** 0.5, rel=0.15)
@@ -467,6 +497,14 @@ def test_without_a_rise_there_is_no_forecast_with_an_interval():
     assert "show no rise" in f.no_interval and not len(f.futures([60.0]))
 
 
+def test_a_constant_within_4_of_the_fit_s_AIC_takes_the_interval_away():
+    """As docs/fit.md says."""
+    f = fit_curve(*made(n=9), bootstrap=5)
+    for delta, told in ((3.9, True), (4.1, False)):
+        close = fit.replace(f, rivals={"constant": {"A": 0.5, "delta_aic": delta}})
+        assert bool(close.no_interval) == told != np.isfinite(close.predict(1e5)[1:]).all()
+
+
 def test_a_prediction_holds_though_the_curve_is_sharper_than_a_sigmoid():
     """The sigmoid's own replicates, the naive form, only know the noise: they are sure, and wrong.
     """
@@ -492,6 +530,13 @@ def test_correlated_noise_makes_intervals_wider():
         widen = np.sqrt(24 / 21) * t * np.sqrt((1 + max(seen, 0)) / (1 - max(seen, 0)))
         np.testing.assert_allclose(f.pool[0].noise, (r - r.mean()) * widen, rtol=1e-9)
         assert (seen > 0.3) == (rho > 0)
+
+
+@pytest.mark.parametrize("r, rho", [(np.sin(np.arange(41) / 9), 0.8), ((-1.0) ** np.arange(41), 0)])
+def test_neighbors_make_noise_3_times_as_large_at_most_and_never_smaller(r, rho):
+    """A trend left in the residuals would make it infinite; neighbors that differ are chance."""
+    factor = np.sqrt(41 / 38 * (1 + rho) / (1 - rho)) * stats.t(38).ppf(0.95) / stats.norm.ppf(0.95)
+    np.testing.assert_allclose(fit.widened(0.1 * r, 3), 0.1 * (r - r.mean()) * factor, rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -553,6 +598,15 @@ def test_a_flat_run_has_an_interval_of_its_ceiling_alone():
         assert 0.5 < low < high <= 1 and np.isnan([*f.ci["B"], *f.ci["C_mid"]]).all()
     rising = fit_curve(*made(), bootstrap=20)
     assert np.isfinite([*rising.ci["B"], *rising.ci["C_mid"]]).all()
+
+
+@pytest.mark.parametrize("R0", [None, 0.3])
+def test_a_flat_run_has_risen_if_it_is_three_times_its_noise_above_R0(R0):
+    """Twice may be luck, and then the ceiling may be anywhere."""
+    for above, risen in ((0.02, False), (0.05, True)):
+        R = np.r_[0.3, 0.3 + above + 0.01 * (-1.0) ** np.arange(30)]
+        f = fit_curve(np.arange(31.0), R, R0, bootstrap=20)
+        assert f.no_interval and np.isfinite(f.ci["A"]).all() == risen
 
 
 @pytest.mark.parametrize("R0", [None, 0.3, "fit"])
@@ -659,6 +713,7 @@ def test_a_run_that_does_not_rise_is_not_given_a_ceiling_in_silence():
     ([0, 1, np.nan, 3], [0.1, 0.2, 0.3, 0.4], "compute nan"),
     ([0, 1, 2, 3], [0.1, 0.2, np.nan, 0.4], "reward nan"),
     ([0, -1, 2, 3], [0.1, 0.2, 0.3, 0.4], "compute -1"),
+    ([0, 1, 2, np.inf], [0.1, 0.2, 0.3, 0.4], "compute inf"),
     ([0, 1, 2, 3], [0.1, 0.2, 1.3, 0.4], "reward 1.3"),
     ([0, 1, 2, 3], [0.1, 0.2, -0.3, 0.4], "--reward-range"),
     ([0, 1, 2], [0.1, 0.2], "pair up"),

@@ -494,7 +494,7 @@ def random_rewards(P=7, G=5):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_advantages_equal_their_definition_in_plain_python(norm):
-    rewards = random_rewards()
+    rewards = random_rewards(G=33)      # one success of 33: no floor is under the pass rate
     rows = rewards.tolist()
     centered = [[r - statistics.fmean(row) for r in row] for row in rows]
     batch_std = statistics.pstdev(itertools.chain(*centered))
@@ -535,6 +535,14 @@ def test_equal_rewards_give_exact_zeros_although_their_float_mean_differs():
     assert max(naive) == 1
 
 
+@pytest.mark.parametrize("norm", ["batch", "prompt"])
+def test_advantages_do_not_depend_on_the_unit_of_the_rewards(norm):
+    """A floor under the std, or a term beside it, makes close rewards teach less."""
+    rewards = random_rewards()
+    ours = advantages(1e-4 * rewards, norm=norm)
+    torch.testing.assert_close(ours, advantages(rewards, norm=norm), rtol=1e-4, atol=0)
+
+
 def test_a_group_that_taught_nothing_dilutes_the_std_unless_it_leaves_first():
     rewards = torch.cat([random_rewards(P=3), torch.ones(4, 5)])
     kept = ~zero_variance(rewards)
@@ -545,9 +553,10 @@ def test_a_group_that_taught_nothing_dilutes_the_std_unless_it_leaves_first():
 
 
 def test_zero_variance_has_a_tolerance_and_means_equal_not_zero():
-    rewards = torch.tensor([[0.5, 0.5 + 5e-7], [0.5, 0.501], [-1.0, -1.0], [-1.0, 1.0]])
+    rewards = torch.tensor([[0.5, 0.5 + 5e-7], [0.5, 0.50001], [-1.0, -1.0], [-1.0, 1.0]])
     assert zero_variance(rewards).tolist() == [True, False, True, False]
     assert zero_variance(rewards, tol=1e-2).tolist() == [True, True, True, False]
+    assert zero_variance(rewards, tol=0).tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -602,11 +611,13 @@ def plain_weights(mask, prompt_index, aggregation):
 def test_weights_equal_their_definition_wherever_a_prompts_samples_lie(aggregation):
     """Samples come back in the order they finish. Code that assumes prompts to be contiguous, or
     repeats prompts in one order and answers in another, pools the tokens of strangers. A prompt
-    or a sample without a trained token is not counted, or the others would get less than 1."""
-    N, T = 15, 7
-    mask, prompt_index = ragged_mask(N, T), torch.tensor([40, 7, 1003]).repeat(5)
+    or a sample without a trained token is not counted, or the others would get less than 1; one
+    with a single token is."""
+    N, T = 20, 7
+    mask, prompt_index = ragged_mask(N, T), torch.tensor([40, 7, 1003, 2]).repeat(5)
     prompt_index = prompt_index[torch.randperm(N)]
-    mask[prompt_index == 1003] = False
+    mask[(prompt_index == 1003) | (prompt_index == 2)] = False
+    mask[(prompt_index == 2).nonzero()[3], 1] = True
     mask[(prompt_index == 7).nonzero()[2]] = False
     weights = token_weights(mask, prompt_index, aggregation=aggregation)
     assert weights.dtype == torch.float32 and weights.sum().item() == pytest.approx(1)
@@ -819,6 +830,22 @@ def test_recomputed_old_logprobs_make_the_clip_inert(loss):
     inert = merge_stats([policy_loss(*recomputed, loss=loss, **bounds)[1]])
     assert recorded["ratio/clipped_frac"] > 0 and recorded["ess"] < 0.99
     assert inert["ratio/clipped_frac"] == 0 and inert["ess"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_bounds_of_no_width_leave_a_ratio_of_one_and_a_token_without_advantage_unclipped(loss):
+    """They are allowed, and 1 lies within. Clipped is what has gone too far along its advantage."""
+    bounds = dict(loss=loss, eps_max=1.0, eps_low=0.0, eps_high=0.0)
+    step = random_step()
+    log_pi = step.behavior_logprobs.clone().requires_grad_()
+    value, stats = policy_loss(log_pi, *step.arguments[1:], **bounds)
+    expected = -step.weights.double() * step.A.double()[:, None]
+    torch.testing.assert_close(gradients(value, log_pi)[0], expected)
+    assert merge_stats([stats])["ratio/clipped_frac"] == 0
+    if loss != "cispo":                 # its cap is on every ratio
+        step.A.zero_()
+        stats = policy_loss(*step.arguments, **bounds)[1]
+        assert merge_stats([stats])["ratio/clipped_frac"] == 0
 
 
 def test_dppo_goes_by_how_far_the_probability_moved_where_ppo_goes_by_the_ratio():
@@ -1110,6 +1137,7 @@ def test_the_defaults_are_the_papers():
      "aggregation = 'promt': give one of 'prompt', 'sample', 'token'"),
     (lambda s: policy_loss(*s.arguments, loss="ppo"), "loss = 'ppo': give one of 'cispo'"),
     (lambda s: policy_loss(*s.arguments, eps_max=0.2), "eps_max = 0.2: it caps the ratio itself"),
+    (lambda s: policy_loss(*s.arguments, loss="cispo_masked", eps_max=0.2), "eps_max = 0.2: it"),
     (lambda s: policy_loss(*s.arguments, loss="dapo", eps_low=1.26), "eps_low = 1.26"),
     (lambda s: policy_loss(*s.arguments, loss="dapo", eps_high=-0.1), "eps_high = -0.1"),
 ])

@@ -245,9 +245,9 @@ def test_an_error_of_the_loss_ends_the_run_as_a_number_that_is_not_finite_does(b
     assert len(lines(tmp_path, "bad_step.jsonl")) == 2
 
 
-def test_no_token_may_be_older_than_k_in_the_middle_of_a_sample_either(by_hand):
-    run = by_hand([[1, -1]], [1], prompts_per_step=1, samples_per_prompt=2,
-                  off_policy="pipeline-2")
+@pytest.mark.parametrize("off_policy", ["pipeline-2", "ppo-3"])
+def test_no_token_may_be_older_than_k_in_the_middle_of_a_sample_either(off_policy, by_hand):
+    run = by_hand([[1, -1]], [1], prompts_per_step=1, samples_per_prompt=2, off_policy=off_policy)
     run.version = 4
     rollouts = [sample(0, 3, versions=[2, 3, 4]), sample(0, 3, versions=[1, 2, 4])]
     with pytest.raises(AssertionError, match="^lag 3, at most 2"):
@@ -309,15 +309,16 @@ def test_a_part_that_fails_to_close_keeps_no_other_open(by_hand, broken):
 
 
 def test_a_number_that_is_not_finite_names_the_step_and_the_file_of_its_samples(by_hand, tmp_path):
-    run = by_hand([[1, -1]], prompts_per_step=1, samples_per_prompt=2)
+    run = by_hand([[1, 1, 1, -1]], prompts_per_step=2, samples_per_prompt=2)
 
     def step(*_):
         raise FloatingPointError("version 0: gradient norm nan")
     run.trainer.update = step
     with pytest.raises(RuntimeError, match="^version 0: gradient norm nan; the "
                                            f"samples of step 1 are in {tmp_path}/bad_step.jsonl$"):
-        train_on(run, [Group(0, "p0", 0, 2, [sample(0), sample(0)])])
-    assert len(lines(tmp_path, "bad_step.jsonl")) == 2
+        train_on(run, [Group(i, f"p{i}", 0, 2, [sample(i), sample(i)]) for i in range(2)])
+    # Of the group that was trained on: equal rewards had left the batch.
+    assert [r["prompt_id"] for r in lines(tmp_path, "bad_step.jsonl")] == ["p1", "p1"]
 
 
 def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curves_alone(by_hand):
@@ -358,6 +359,50 @@ def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curve
         ("push", [("weights of", 0)], version) for version in (0, 5, 10, 15)]
     seeds = [call[1] for call in heard if call[0] == "reseed"]
     assert len(set(seeds)) == 4
+    assert [call[0] for call in heard] == ["push", "reseed"] * 4    # `KeptAnswers` needs the version
+
+
+def test_the_first_evaluation_is_the_best_so_far_though_no_answer_is_right(by_hand):
+    run = by_hand([[-1, -1]], heldout=[Problem("m/0", "m", "?", "7")], eval_samples=2)
+    run.evaluate()
+    assert run.saved == ["best"] and run.best == 0
+
+
+def test_a_reward_of_0_is_wrong_to_the_trainer_and_to_the_curve(by_hand):
+    """Of one's own reward: right is above 0."""
+    run = by_hand([[0, 0.1, 0], [0, 0.1, 0]], heldout=[Problem("m/0", "m", "?", "7")],
+                  samples_per_prompt=3, eval_samples=3)
+    _, rewards, log = run.reward([Group(0, "p0", 0, 3, [sample(0)] * 3)])
+    assert rewards.tolist() == [[-1, 1, -1]] and run.curriculum.history == {"p0": [1, 3]}
+    run.evaluate()
+    assert log["pass_rate"] == pytest.approx(1 / 3) == run.best
+
+
+def test_samplers_get_the_weights_in_the_dtype_that_the_trainer_computes_in(by_hand):
+    """An fp32 copy in a sampler is another policy than the bf16 one that is trained."""
+    run = by_hand()
+    run.trainer.dtype, run.trainer.weights = torch.bfloat16, lambda dtype=None: [dtype]
+    run.push_weights()
+    run.push_weights(run.eval_sampler)
+    assert run.sampler.heard == run.eval_sampler.heard == [("push", [torch.bfloat16], 0)]
+
+
+def test_samples_that_have_finished_while_the_trainer_trained_are_in_the_next_step(by_hand):
+    """Servers go on in the meantime, and hand them over only once."""
+    run = by_hand(free_slots=6, prompts_per_step=2, samples_per_prompt=3, off_policy="pipeline-0")
+    run.admit()
+    finished = run.sampler.step()
+    run.sampler.finished = lambda: finished
+    assert [r for group in run.generate() for r in group.rollouts] == finished
+    assert run.generated == sum(len(r.output_ids) for r in finished)
+
+
+def test_the_last_round_of_ppo_is_trained_on_though_the_prompts_have_run_out(by_hand):
+    run = by_hand([[1, -1]], [1], off_policy="ppo-3", prompts_per_step=1, samples_per_prompt=2,
+                  free_slots=9)
+    prompts = iter(["p5"])
+    run.curriculum.next = lambda: next(prompts, None)
+    assert run.train_step()["step"] == 1 and run.train_step() is None
 
 
 def test_a_resumed_run_is_where_the_saved_one_was(by_hand, tmp_path):

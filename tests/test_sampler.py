@@ -209,6 +209,47 @@ def test_a_token_of_probability_zero_is_never_drawn(llama):
     assert (token % 2 == 1).all() and torch.isfinite(logprob).all()
 
 
+@torch.no_grad()
+def test_a_draw_is_exact_at_both_ends_where_rounding_decides(llama, monkeypatch):
+    """One token has all but 1e-7 of the probability, and the first and the last have none. Each of
+    the others has its turn, at a u in the middle of its share: between 0 and 1e-7 or just below 1,
+    where fp32 has no numbers, and where a sum that is not quite 1 moves the ends."""
+    sampler, likely = make(packed_copy(llama)), 5
+    for least in range(-25, -19):
+        sampler.head = torch.zeros(37, 48)
+        sampler.head[:, 0] = least + torch.rand(37)
+        sampler.head[likely, 0], sampler.head[[0, 36], 0] = 0, -torch.inf
+        p = sampler.head[:, 0].double().softmax(0)
+        below, above = p.cumsum(0) - p / 2, p.flip(0).cumsum(0).flip(0) - p / 2
+        u = torch.where(torch.arange(37) <= likely, below, 1 - above)[1:36]
+        u = torch.cat([torch.zeros(1, dtype=u.dtype), u])
+        monkeypatch.setattr(torch, "rand", lambda *_, dtype=torch.float32, u=u, **__: (
+            u[:, None].to(dtype)))
+        token, _ = sampler._choose(torch.eye(48)[:1].expand(36, -1))
+        monkeypatch.undo()
+        assert token.tolist() == [1, *range(1, 36)]
+
+
+@torch.no_grad()
+def test_logits_that_are_no_number_give_some_token_and_a_log_prob_that_tells(llama):
+    """The trainer ends the run, with the step's samples in a file: no draw may end it before."""
+    token, logprob = make(packed_copy(llama))._choose(torch.full((3, 48), torch.nan))
+    assert ((0 <= token) & (token < 37)).all() and logprob.isnan().all()
+
+
+def test_each_of_several_end_tokens_ends_a_sample_by_itself(llama):
+    """Chat models have two, and `sampler.py` may meet either."""
+    model = packed_copy(llama)
+    with torch.no_grad():
+        model.model.norm.weight *= 0.2          # nearly uniform: both are drawn
+    rollouts, ended = drain(make(model, eos_ids={3, EOS}, phrase=()), requests(11, samples=7)), []
+    for r in rollouts:
+        assert not {3, EOS} & {*r.output_ids[:-1]}
+        assert (r.finish_reason == "stop") == (r.output_ids[-1] in (3, EOS))
+        ended.append(r.output_ids[-1])
+    assert {3, EOS} < {*ended}
+
+
 def test_the_same_seed_gives_the_same_rollouts_and_another_seed_others(llama):
     group = requests(4)
     first, again, other = (drain(make(packed_copy(llama), seed=s), group) for s in (5, 5, 6))
@@ -294,6 +335,15 @@ def test_samples_that_wait_for_a_slot_are_in_flight_and_leave_fewer_than_none_fr
         sampler.submit(request)
         sampler.step()
     assert sampler.in_flight == 16 and sampler.free_slots == 11 - 16
+
+
+def test_a_small_group_does_not_overtake_one_that_waits_for_more_slots(llama):
+    """Else a large one would wait as long as small ones come."""
+    sampler = make(packed_copy(llama), eos_ids={99})
+    for request, samples in zip(requests(3), (8, 5, 2)):        # 11 slots
+        sampler.submit(replace(request, samples=samples))
+    sampler.step()
+    assert [request.group_id for request in sampler.running] == [0] * 8
 
 
 def test_the_table_of_methods_has_all_that_the_trainer_uses_and_the_engine_has_them(llama):

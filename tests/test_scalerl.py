@@ -170,6 +170,27 @@ def test_ppo_trains_on_a_last_round_that_is_not_full_when_the_prompts_have_run_o
     assert pacer.take(1) is None                        # one group is no step
 
 
+def test_ppo_takes_no_step_before_its_whole_round_has_finished():
+    """A step would move the weights under the groups that are still generated."""
+    pacer = PPOPacer(2, 1)
+    groups = [pacer.admit(p, 0, 1) for p in "ab"]
+    groups[0].rollouts.append(None)
+    assert pacer.take(0) is None
+    groups[1].rollouts.append(None)
+    assert [pacer.take(version) for version in (0, 1)] == [groups[:1], groups[1:]]
+
+
+def test_groups_given_back_by_a_step_that_was_stopped_are_the_first_again():
+    """`RunFolder.bad_step` puts them behind the others, and they have the earliest deadlines."""
+    pacer = PipelinePacer(2, 1)
+    old, young, younger = (pacer.admit(p, version, 1) for version, p in enumerate("abc"))
+    pacer.groups[old.group_id] = pacer.groups.pop(old.group_id)
+    young.rollouts.append(None)
+    assert pacer.leaves_enough_time([young], 1) and not pacer.leaves_enough_time([young], 2)
+    old.rollouts.append(None)
+    assert pacer.take(1) == [old]
+
+
 # ---------------------------------------------------------------------------------------------
 # The step's batch, and one step of the trainer
 
@@ -431,12 +452,14 @@ def test_an_infinite_log_prob_in_any_micro_batch_ends_the_step(llama, seed):
             take_step(model, rollouts, rewards, loss=loss, micro_batch_tokens=40)
 
 
-@pytest.mark.parametrize("what", ["logprobs of sample", "gradient norm nan"])
+@pytest.mark.parametrize("what", ["logprobs of sample", "gradient norm nan", "loss nan"])
 def test_a_number_that_is_not_finite_stops_the_step_and_the_version_is_named(what, llama, seed,
                                                                              monkeypatch):
     model = packed_copy(llama)
     if "norm" in what:
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.nan))
+    elif "loss" in what:
+        monkeypatch.setattr(scalerl, "merge_stats", lambda stats: {"loss": math.nan})
     else:
         with torch.no_grad():
             model.model.layers[1].mlp.down_proj.weight[0, 0] = torch.inf
@@ -472,6 +495,12 @@ def test_the_optimizer_is_the_papers_adamw_and_holds_every_setting_of_it(make_tr
     rng = random.Random(seed)
     fresh = {name: rng.random() for name in ("lr", "beta1", "beta2", "adam_eps", "weight_decay")}
     assert held(**fresh) == tuple(fresh.values())
+
+
+def test_the_policy_computes_in_the_dtype_of_the_settings(make_trainer):
+    for dtype in (torch.float32, torch.bfloat16):
+        trainer = make_trainer(dtype=str(dtype).removeprefix("torch."))
+        assert trainer.policy.dtype == trainer.dtype == dtype
 
 
 # ---------------------------------------------------------------------------------------------
