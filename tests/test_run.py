@@ -359,7 +359,7 @@ def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curve
         ("push", [("weights of", 0)], version) for version in (0, 5, 10, 15)]
     seeds = [call[1] for call in heard if call[0] == "reseed"]
     assert len(set(seeds)) == 4
-    assert [call[0] for call in heard] == ["push", "reseed"] * 4    # `KeptAnswers` needs the version
+    assert [call[0] for call in heard] == ["push", "reseed"] * 4    # `KeptAnswers` asks the version
 
 
 def test_the_first_evaluation_is_the_best_so_far_though_no_answer_is_right(by_hand):
