@@ -83,7 +83,7 @@ def curve(n):
 def push(n):
     trained = TrainedModel()
     trained.model = torch.nn.ParameterList([torch.zeros(1) for _ in range(n)])
-    trained.team = SimpleNamespace(whole=lambda tensor: tensor)
+    trained.team = SimpleNamespace(full_tensor=lambda tensor: tensor)
 
     def walk():
         trained.__dict__.pop("named_parameters", None)          # as in the first push of a run

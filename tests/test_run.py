@@ -358,8 +358,15 @@ def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curve
     assert [call for call in heard if call[0] == "push"] == [
         ("push", [("weights of", 0)], version) for version in (0, 5, 10, 15)]
     seeds = [call[1] for call in heard if call[0] == "reseed"]
-    assert len(set(seeds)) == 4
+    assert seeds == [seeds[0] + step for step in (0, 10, 20, 30)]   # versions may stay as they are
     assert [call[0] for call in heard] == ["push", "reseed"] * 4    # `KeptAnswers` asks the version
+
+
+def test_the_curve_is_the_mean_over_its_tasks_and_not_over_their_problems(by_hand):
+    heldout = [Problem(f"{'mmn'[i]}/{i}", "mmn"[i], "?", "7") for i in range(3)]
+    run = by_hand([[1, 1, 1, -1, -1, -1]], heldout=heldout, curve_tasks="mn", eval_samples=2)
+    run.evaluate()
+    assert run.best == pytest.approx((3 / 4 + 0) / 2)
 
 
 def test_the_first_evaluation_is_the_best_so_far_though_no_answer_is_right(by_hand):

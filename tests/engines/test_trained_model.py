@@ -118,7 +118,7 @@ def test_a_push_yields_every_parameter_once_and_lists_them_once():
     """A mixture of experts has 18,000: to list them for each few would take minutes of a push."""
     trained, walks = TrainedModel(), []
     trained.model = torch.nn.Sequential(*(torch.nn.Linear(2, 3) for _ in range(20)))
-    trained.team = SimpleNamespace(whole=lambda tensor: tensor)
+    trained.team = SimpleNamespace(full_tensor=lambda tensor: tensor)
     expected = dict(trained.model.named_parameters())
     walk = trained.model.named_parameters
     trained.model.named_parameters = lambda: walks.append(1) or walk()
