@@ -25,6 +25,7 @@ from servers.server import BadAnswer, Server, ServerError, ServerFailed, buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
+LATE_S = 10.0                           # in a push; longer the others do not wait for one
 
 
 def say(sentence):
@@ -122,15 +123,26 @@ class ServerPool:
         self._each(servers, version, lambda s: s.resume(version, label))
 
     def _each(self, servers, version, step):
-        """step(server) of a push, of all at once. One that fails is lost; returns the others."""
+        """step(server) of a push, of all at once. One that fails is lost, or that is late: twice
+        the time of the first one that has ended, and LATE_S more. Returns the others."""
         async def one(server):
             try:
                 await step(server)
-                return server
+                return True
             except Exception as error:          # of HTTP, NCCL: the others go on
                 self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
-        done = [asyncio.run_coroutine_threadsafe(one(server), self.loop) for server in servers]
-        return [server for future in done if (server := future.result())]
+
+        async def every():
+            start, tasks = time.monotonic(), {s: asyncio.ensure_future(one(s)) for s in servers}
+            await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            limit = LATE_S + 2 * (time.monotonic() - start)
+            await asyncio.wait(tasks.values(), timeout=limit)
+            for server in [s for s in servers if not tasks[s].done()]:
+                tasks[server].cancel()
+                self.restart(server)
+                self._lose(server, f"push of version {version}: {limit:.0f} s behind another")
+            return [s for s in servers if tasks[s].done() and tasks[s].result()]
+        return self.wait(every()) if servers else []
 
     def close(self):
         async def end():

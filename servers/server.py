@@ -17,7 +17,7 @@ import torch
 
 from engines.vllm_inprocess import HEAD
 
-CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
+CALL_S = 120.0      # for all but generation; in a push the other servers wait less (LATE_S)
 LOOK_S = 30.0       # for a look and a pause, which cost a server little: it hangs if it is silent
 # vLLM sends the first for nan, -inf and none; a sure token's may come out above 0 by rounding.
 NO_LOGPROB, ROUNDING = -9999.0, 1e-3

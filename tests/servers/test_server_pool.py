@@ -525,6 +525,37 @@ def test_a_silent_server_takes_no_other_down_in_a_push(path, fake, connect, capf
                      capfd.readouterr().err)
 
 
+@pytest.mark.parametrize("path", ["/pause", "/update_weights", "/finish_weight_update", "/resume"])
+def test_a_server_that_hangs_in_a_push_is_left_behind_by_those_that_are_done(
+        path, fake, connect, tmp_path, monkeypatch, capfd):
+    """Long before its own limit, and the launcher is told. A dead one is not waited for at all."""
+    monkeypatch.setattr("servers.pool.LATE_S", 2.0)
+    dead, hangs, good = fake(whole), fake(whole), fake(whole)
+    sampler = connect(dead.url, hangs.url, good.url, logs=tmp_path)
+    push(sampler, WEIGHT, 0)
+    dead.stop()
+    hangs.hung.add(path)
+    push(sampler, WEIGHT, 1)
+    said = capfd.readouterr().err
+    assert f"{hangs.url} is lost: push of version 1: " in said and "s behind another" in said
+    assert good.version.endswith("-1") and not good.paused and "no answer" not in said
+    assert [path.name for path in tmp_path.iterdir()] == [f"{hangs.url[7:]}.hangs"]
+    sampler.submit(*requests(1, samples=3))
+    assert len(drained(sampler)) == 3
+
+
+def test_the_only_server_of_a_push_is_left_its_own_limit(fake, connect, monkeypatch, capfd):
+    """There is none for which it would be late."""
+    monkeypatch.setattr("servers.pool.LATE_S", 0.0)
+    slow = fake(whole)
+    sampler = connect(slow.url)
+    push(sampler, WEIGHT, 0)
+    slow.hung.add("/pause")
+    threading.Timer(1.0, slow.hung.clear).start()
+    push(sampler, WEIGHT, 1)
+    assert slow.version.endswith("-1") and "is lost" not in capfd.readouterr().err
+
+
 def test_the_launcher_is_told_of_a_server_that_hangs_in_a_push_over_nccl(fake, connect, tmp_path):
     """Both ends hang then. aiohttp rounds a limit above 5 s up to a whole second, and only a
     request that has reached its own limit tells the launcher."""
