@@ -37,7 +37,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.locked, self.patient = None, True      # with the disk
         self.saved = None           # `progress` at the last checkpoint
-        self.saved_at = time.monotonic()
+        self.saved_at, self.training_s = time.monotonic(), 0.0
 
     @property
     def begun(self):                # the logs of a launcher are no run
@@ -230,8 +230,9 @@ class RunFolder:
         return next(iter(checkpoint.saved(self.checkpoints)), None)
 
     def save(self, run, minutes=0):
-        """Write a checkpoint, unless nothing is new or the last one is younger than `minutes`."""
-        if self.saved == progress(run) or time.monotonic() - self.saved_at < 60 * minutes:
+        """Write a checkpoint, if anything is new and the last one is (or soon is) `minutes` old."""
+        young = 60 * minutes - min(self.training_s, 30 * minutes)   # no one asks while it trains
+        if self.saved == progress(run) or time.monotonic() - self.saved_at < young:
             return
         last = self.newest()            # the next one is hardly larger, if that has Adam's moments
         self.wait_for_disk(1.1 * sum(path.stat().st_size for path in last.iterdir()) if last else 0)

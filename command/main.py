@@ -44,21 +44,20 @@ def main(argv=None, make_trainer=Trainer):
             print(sentence)
             return 0
         check_files(config)                             # their sentences come before any model
-        if flags.fresh and folder.begun and not flags.serve_only:
-            if launch.started():
-                raise ConfigError("--fresh: not for ranks that others start; take another --name")
-            folder.set_aside()
+        fresh = flags.fresh and folder.begun and not flags.serve_only
         if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
             if folder.begun and not flags.serve_only:
                 folder.lock()                           # rank 0 would ask after servers have begun
                 folder.close()
-            return launch.launch(config, argv, flags.serve_only)
+            return launch.launch(config, argv, flags.serve_only, fresh and folder.set_aside)
         with signals.heeded():
             launch.plan_alone(config)                   # refuses what would fail minutes later
             load.settle_engine(config)                  # vLLM, or transformers alone
             team = make_team(config)                    # the processes that train; mostly one
             # Of several processes only rank 0 returns from `lead`; the others serve its calls.
             run = make_run(config, team.lead(make_trainer(config, team)), folder)
+            if fresh:                                   # now that nothing is refused any more
+                folder.set_aside()
             if folder.begun:
                 print(folder.restore(run))
             else:

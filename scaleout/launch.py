@@ -137,8 +137,7 @@ def server_command(config, *, length, slots, dtype, url, device=""):
 def commands(config, argv, placement, estimate, logs, port):
     """(trainers, servers): Children to start. port: of the store on loopback where ranks meet."""
     ranks, urls = placement.trainers, list(placement.servers)
-    # With a thread a core each, processes would stand in each other's way.
-    threads = max(1, cores_here() // max(1, ranks + len(urls)))
+    threads = max(1, cores_here() // max(1, ranks + len(urls)))     # for all, a thread a core
     env = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     servers = []
     for index, (url, devices) in enumerate(placement.servers.items()):
@@ -162,15 +161,17 @@ def commands(config, argv, placement, estimate, logs, port):
                   log=logs / f"rank_{i}.log" if i else None) for i in range(ranks)], servers
 
 
-def launch(config, argv, address=""):
+def launch(config, argv, address="", begin=None):
     """Start what `config` asks for and run until it ends. Returns the exit status. address: for
-    --serve-only, servers alone, which listen there; "": trainers and servers of a whole run."""
+    --serve-only, servers alone; "": a whole run. begin: called once nothing is refused any more."""
     path = Path("runs", config.name, f"servers_{address}.txt")
     path.unlink(missing_ok=True)                # of a start that was killed
     estimate = plan(config, address)
     placement = make_placement(config, estimate, address)
     check_machine(config, placement.servers)
     estimate.refuse(placement.trainers, len(placement.servers))
+    if begin:
+        begin()
     logs = path.parent / "logs" / address
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {logs}")

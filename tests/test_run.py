@@ -208,6 +208,7 @@ def test_a_step_is_logged_as_counted_by_hand(by_hand, llama):
         for i, rewards in enumerate(([1, -1], [1, 1], [-1, 1]))]}]
     assert run.sampler.heard == [("push", [("weights of", 1)], 5)]
     assert run.generated == 0
+    assert run.folder.training_s == line["time/step_s"] - line["time/generate_s"]   # no save in it
     assert run.curriculum.history == {"p0": [1, 2], "p1": [2, 2], "p2": [1, 2]}
 
 
@@ -587,6 +588,19 @@ def test_a_run_whose_sampler_and_trainer_disagree_ends_before_it_begins(
     assert (tmp_path / "runs" / "r" / "metrics.jsonl").exists() == allowed
     if not allowed:                         # what the sentence says is true
         assert train(tmp_path, [*words[:-1], "true"], monkeypatch) == 0
+
+
+def test_a_run_starts_over_once_it_is_loaded_and_under_another_launchers_rank_too(
+        micro, tmp_path, monkeypatch, capsys):
+    words = arguments(micro, name="r", steps=1)
+    assert train(tmp_path, words, monkeypatch) == 0
+    first = (tmp_path / "runs/r/metrics.jsonl").read_text()
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert train(tmp_path, [*words, "--fresh"], monkeypatch) == 0
+    assert "runs/r starts over; what it was is now runs/r-old-1." in capsys.readouterr().out
+    assert (tmp_path / "runs/r-old-1/metrics.jsonl").read_text() == first
+    assert [r["step"] for r in lines(tmp_path / "runs/r")] == [0, 1]
 
 
 def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluation(

@@ -149,6 +149,22 @@ def test_a_run_is_not_set_aside_for_a_task_whose_file_is_missing(make, capsys):
         assert RunFolder(folder.config).begun and [*Path("runs").iterdir()] == [folder.path]
 
 
+@pytest.mark.parametrize("words, said", [
+    ("--think-max 12288", "the model has 256"),
+    ("--heldout-prompts 100000", "heldout_prompts = 100000"),
+    ("--engine auto --servers 1 --vllm-url http://127.0.0.1:1", "give one of the two")])
+def test_a_run_is_not_set_aside_by_a_start_that_is_refused_later(words, said, micro, make, capsys):
+    """For model or problems, or by the launcher. The old command would begin a new run then."""
+    folder = make()
+    logged(folder, range(3))
+    folder.close()
+    assert main(["--model", str(micro), "--name", "r", "--fresh", "--engine", "transformers",
+                 "--interrupt-phrase", "", *"--think-min 9 --think-max 17 --answer-tokens 4 "
+                 "--prompt-tokens 64 --heldout-prompts 8".split(), *words.split()]) == 2
+    assert said in capsys.readouterr().err
+    assert RunFolder(folder.config).begun and [*Path("runs").iterdir()] == [folder.path]
+
+
 def test_servers_that_run_keep_the_file_of_their_addresses_when_the_run_starts_over(make):
     """Trainers with --fresh waited half an hour for the file that they had moved away."""
     folder = make()
@@ -556,3 +572,23 @@ def test_a_checkpoint_is_as_old_as_save_minutes_says_before_the_next_one(make, m
             run.generated += 1
         folder.save(run, minutes=7)
     assert saves == [60 * 7 + 1, 60 * 14 + 2]
+
+
+@pytest.mark.parametrize("training, expected", [(120.0, 300.5), (10_000.0, 210.5)])
+def test_a_checkpoint_comes_before_a_training_step_that_would_make_the_last_one_too_old(
+        training, expected, make, monkeypatch):
+    """7 minutes, of which the last step's training took two: after five. It never comes more often
+    than at half the time, or a run of long steps would do little else."""
+    folder, saves, now = make(), [], [0.0]
+    folder.saved_at, folder.training_s = 0.0, training
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
+    run = SimpleNamespace(
+        step=3, evaluated=0, generated=5, pacer=SimpleNamespace(admitted=7),
+        sampler=SimpleNamespace(), team=SimpleNamespace(saving=contextlib.nullcontext),
+        trainer=SimpleNamespace(save=lambda path, state: saves.append(now[0])))
+    monkeypatch.setattr(run_folder, "state_of", lambda run: {})
+    while not saves:
+        now[0] += 0.5
+        run.generated += 1
+        folder.save(run, minutes=7)
+    assert saves[0] in (expected - 0.5, expected)
