@@ -120,15 +120,9 @@ def make_config(values):
 
 
 def to_toml(config):
-    """All settings as TOML, whose strings are JSON's if characters beyond ASCII stay as they are.
-    Raises ConfigError for null, which TOML does not have, and for a date."""
-    def render(value):
-        if not isinstance(value, (str, int, float, list, tuple, dict)):
-            raise ConfigError(f"options cannot hold {value or 'null'}: leave it out, or write text")
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{render(k)} = {render(v)}" for k, v in value.items()) + "}"
-        if isinstance(value, list):
-            return "[" + ", ".join(map(render, value)) + "]"
-        return repr(value) if isinstance(value, float) else json.dumps(
-            value, ensure_ascii=False).replace("\x7f", "\\u007f")        # TOML forbids this one
-    return "".join(f"{k} = {render(v)}\n" for k, v in dataclasses.asdict(config).items())
+    """All settings as TOML. Raises ConfigError for null, which TOML does not have."""
+    import tomli_w          # here, not above: --help and typos need no package
+    try:
+        return tomli_w.dumps(dataclasses.asdict(config))
+    except TypeError:
+        raise ConfigError("options cannot hold null: leave it out, or write text") from None
