@@ -126,8 +126,7 @@ class Search:
         axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]  # at +-1 sin is flat
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
         sse = (self.at(x, R, R0)[1] ** 2).sum(-1)         # (48, 24 or 120): a row for each C_mid
-        rows = np.argsort(sse.min(1))[:4]
-        return [x[:, row, sse[row].argmin()] for row in rows]
+        return [x[:, row, sse[row].argmin()] for row in np.argsort(sse.min(1))[:4]]
 
     def solve(self, R, R0, starts):
         """The best fit that the starts lead to -> theta (4,), angles (2 or 3,)."""

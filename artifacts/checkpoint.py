@@ -121,10 +121,9 @@ def replacing(folder, first=True):
         yield aside
         if first:
             sums = {path.name: sha256(path) for path in aside.iterdir() if path.is_file()}
-            (aside / "sums.tmp").write_text(json.dumps(sums))
+            (aside / CHECKSUMS).write_text(json.dumps(sums))
             for name in sums:           # safetensors' files only their owner may read
-                shutil.copymode(aside / "sums.tmp", aside / name)
-            (aside / "sums.tmp").rename(aside / CHECKSUMS)
+                shutil.copymode(aside / CHECKSUMS, aside / name)
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
     except (OSError, SafetensorError) as error:

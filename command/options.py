@@ -66,9 +66,8 @@ def parse(argv):
     if began and not (flags.fresh or flags.serve_only):
         before, values = (dataclasses.asdict(c) for c in (make_config(read_toml(saved)), config))
         before["name"] = config.name            # of a copied folder
-        # "auto" was settled when the run began.
         values = before | {name: value for name, value in values.items()
-                           if value != "auto" or name in PLACE}
+                           if value != "auto" or name in PLACE}     # "auto" was settled then
         config = make_config(values)
         other = [f"{name} = {value!r} (it has {before[name]!r})" for name, value in values.items()
                  if value != before[name] and name not in PLACE]

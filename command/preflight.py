@@ -41,7 +41,7 @@ def preflight(run):
                 told[0] += f"; {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at most"
         with part("read back", "all trainers must be able to read runs/") as told:
             trainer.load(folder)
-            told.append("the checkpoint, by every trainer")
+            told.append(f"{size * PLAIN:.3g} GB, by every trainer")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     with part("push", "look at the servers' logs") as told:

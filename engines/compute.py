@@ -39,8 +39,7 @@ class ModelFlops:
             # transformers keeps the experts of a layer in one tensor; its first axis counts them.
             experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 0
             weights += parameter.numel() * ((experts_met(config) or 1) / experts if experts else 1)
-        # Layers of each (FLOPs for a token and a token it attends to, window).
-        self.attention, states = Counter(), 0
+        self.attention, states = Counter(), 0   # {(FLOPs of a pair of tokens, window): layers}
         if is_packed(model):
             H, _, D = heads(config)
             self.attention[4 * H * D, None] = config.num_hidden_layers

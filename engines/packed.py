@@ -133,8 +133,7 @@ class MaskedAttention:
         q = q.reshape(n, J, H // J * R, D)
         if self.mask.shape[2] < q.shape[2]:     # once for all layers, which keep it for backward
             self.mask = self.mask.repeat(1, 1, H // J, 1)
-        out = F.scaled_dot_product_attention(q, k, v, self.mask, scale=scaling)
-        return out.reshape(n, H, R, D)
+        return F.scaled_dot_product_attention(q, k, v, self.mask, scale=scaling).reshape(n, H, R, D)
 
 
 class DenseAttention:

@@ -74,8 +74,7 @@ class VllmSampler(TwoRequests):
             generation_config="vllm",                   # not the model's own top-p and top-k
             # On a CPU a swap packs weights anew, and compiled code would keep the old ones.
             enforce_eager=eager or not torch.cuda.is_available(),
-            # With a step in flight at a swap, its tokens would get the new version's label.
-            async_scheduling=False,
+            async_scheduling=False,     # a step in flight at a swap would get the new label
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,
             max_num_seqs=slots, seed=seed, kv_cache_memory_bytes=blocks * block_bytes(model, dtype),
             gpu_memory_utilization=0.01,                # unused, but must not exceed what is free

@@ -40,8 +40,7 @@ def host_memory(limit="/sys/fs/cgroup/memory.max"):
     return min(psutil.virtual_memory().total, int(text) if text.isdecimal() else 2**63)
 
 
-# The buffers of `Estimate.trainer_memory`, and what makes each of them smaller.
-CURES = {
+CURES = {                           # the buffers of a trainer, and what makes each of them smaller
     "weights, gradients and Adam": "take a smaller model, or more GPUs, whose trainers share it",
     "a micro-batch's activations":
         "set recompute_layers = true, or lower micro_batch_tokens or think_max",

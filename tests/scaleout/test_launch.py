@@ -565,7 +565,6 @@ def machines():
                 ip("netns", "del", name, check=False)
 
 
-@pytest.mark.days(6, turn=5)
 def test_servers_on_one_machine_and_torchrun_on_two_others(micro, machines, tmp_path):
     """The commands of configs/cluster/two_machines.sh, which wait for each other. A run of two
     steps ends well on both. Resumed on the same servers, it has the servers' cable cut: it pauses,
@@ -648,7 +647,6 @@ sys.exit(max(code if code >= 0 else 128 - code for code in [task.wait() for task
 """ % sys.executable
 
 
-@pytest.mark.days(6, turn=2)
 def test_a_slurm_job_is_signaled_asks_to_be_queued_again_and_then_goes_on_to_its_end(
         micro, machines, tmp_path):
     """The script with real servers and ranks on three nodes; Slurm's own commands are stand-ins,
