@@ -44,7 +44,7 @@ class Config:
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 1000                   # ours; of the loop; the paper has thousands
     eval_every: int = 100               # paper; steps; a checkpoint before each but step 0's (ours)
-    save_minutes: float = 15.0          # ours; the age of the last checkpoint, at most
+    save_minutes: float = 15.0          # ours; how old the last checkpoint may be, about
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
     # -- batch and asynchrony
