@@ -25,8 +25,7 @@ def check(config):
     """Raises ConfigError for what cannot work; GPUs and model are checked later."""
     def refuse(name, right):
         raise ConfigError(f"{name} = {getattr(config, name)!r}: {right}")
-    # 1. Numbers: what each must be. A nan is refused: it fails every comparison.
-    for rule, holds, names in (
+    for rule, holds, names in (     # of numbers; a nan is refused: it fails every comparison
         ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
          "slots prompt_tokens think_max answer_tokens eval_every eval_samples heldout_prompts "
          "temperature lr grad_clip adam_eps deadline_s save_minutes"),
@@ -42,7 +41,7 @@ def check(config):
         for name in names.split():
             if not holds(getattr(config, name)):
                 refuse(name, f"must be {rule}")
-    # 2. Settings that only make sense together: (name, what is wrong, what would be right).
+    # Settings that only make sense together: (name, what is wrong, what would be right).
     config.schedule()
     group, longest = config.samples_per_prompt, config.think_max + config.answer_tokens
     for name, wrong, right in (

@@ -45,6 +45,8 @@ def main(argv=None, make_trainer=Trainer):
             return 0
         check_files(config)                             # their sentences come before any model
         fresh = flags.fresh and folder.begun and not flags.serve_only
+        if fresh and launch.started():                  # a job that is queued again has it again
+            raise ConfigError("--fresh: not for ranks that others start; take another --name")
         if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
             if folder.begun and not flags.serve_only:
                 folder.lock()                           # rank 0 would ask after servers have begun

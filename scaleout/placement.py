@@ -9,8 +9,7 @@ from collections import namedtuple
 
 from config import ConfigError
 
-# Whoever reaches a vLLM server can change its weights: it listens here, or as --serve-only says.
-LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"              # servers listen here: whoever reaches one can change weights
 TRAINING = 16 / 80                  # of a step's work, by the paper's split
 RECOMPUTED = 4 / 3                  # of the work of training: a second forward pass
 WORTH = 1.25                        # what a larger server must gain, for what its GPUs tell others

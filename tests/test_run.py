@@ -590,13 +590,16 @@ def test_a_run_whose_sampler_and_trainer_disagree_ends_before_it_begins(
         assert train(tmp_path, [*words[:-1], "true"], monkeypatch) == 0
 
 
-def test_a_run_starts_over_once_it_is_loaded_and_under_another_launchers_rank_too(
+def test_a_run_starts_over_but_not_for_ranks_of_another_launcher(
         micro, tmp_path, monkeypatch, capsys):
+    """A job that Slurm queues again has --fresh again, and would never come to its end."""
     words = arguments(micro, name="r", steps=1)
     assert train(tmp_path, words, monkeypatch) == 0
     first = (tmp_path / "runs/r/metrics.jsonl").read_text()
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "0")
+        assert train(tmp_path, [*words, "--fresh"], monkeypatch) == 2
+    assert "--fresh: not for ranks that others start" in capsys.readouterr().err
     assert train(tmp_path, [*words, "--fresh"], monkeypatch) == 0
     assert "runs/r starts over; what it was is now runs/r-old-1." in capsys.readouterr().out
     assert (tmp_path / "runs/r-old-1/metrics.jsonl").read_text() == first
