@@ -391,10 +391,11 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         theta = grid_search(search, R, theta[3], A_nodes, np.asarray(C_mid_nodes, float))
 
     rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
-    fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), rivals)
+    fit = Fit(*map(float, theta), R0_from, law, n=R.size, rmse=rmse, C=C, R=R, pool=tuple(pool),
+              rivals=rivals)
     if fit.no_interval:     # a flat curve: any B and C_mid would fit
         risen = R0_from in ("step 0", "given") and R.mean() - R0 > 3 * pool[0].noise.std()
-        pool[0].draws[:, (1 if risen else 0):3] = np.nan    # and any A, if R has not risen
+        fit.pool[0].draws[:, (1 if risen else 0):3] = np.nan    # and any A, if R has not risen
     return fit
 
 

@@ -212,7 +212,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     _check_choice("loss", loss, LOSSES)
     if loss in ("cispo", "cispo_masked") and not eps_max >= 1:
         raise ValueError(f"eps_max = {eps_max}: it caps the ratio itself, not its distance from 1;"
-                         " give at least 1 (the paper: 4 to 8)")
+                         " give at least 1 (the paper has 4 to 8)")
     if not (0 <= eps_low <= 1 and eps_high >= 0):
         raise ValueError(f"eps_low = {eps_low}, eps_high = {eps_high}: give 0 <= eps_low <= 1"
                          " and eps_high >= 0 (PPO's clip is to [1 - eps_low, 1 + eps_high])")

@@ -22,7 +22,7 @@ likely, a negative one less likely. That is GRPO. ScaleRL is GRPO, but:
     4       sampler.py          a sample that thinks too long is interrupted, and has to answer
 
 "Ours" marks what the paper does not say, or does differently. For example, the x of the curve is
-the FLOPs of generation and training, without evaluations (the paper: GPU-hours).
+the FLOPs of generation and training, without evaluations (the paper has GPU-hours).
 
 Order of the five files: this head, config.py, the rest of this file, loss.py, sampler.py, fit.py.
 

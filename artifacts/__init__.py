@@ -1,2 +1,2 @@
-"""What a run writes, and how it goes on from it: settings (settings.py), runs/NAME and its logs
-(run_folder.py, step_log.py), weights, optimizer and all other state (checkpoint.py, resume.py)."""
+"""What a run writes and goes on from: settings.py, runs/NAME and logs (run_folder.py, step_log.py),
+all state (checkpoint.py, resume.py). Nothing here changes what is trained: ignore it at first."""

@@ -1,2 +1,2 @@
-"""The command line of scalerl.py: how a run begins and ends (main.py, options.py, make_run.py,
-preflight.py), a page about a run and what its log says against it (report.py, symptoms.py)."""
+"""The command line of scalerl.py: how a run begins and ends, a page about it (report.py) and what
+its log says against it (symptoms.py). To read the method, skip it; of it make_run.py says most."""

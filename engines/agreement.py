@@ -3,7 +3,7 @@ import sys
 
 import torch
 
-from loss import k3
+from engines.loss_stats import k3
 
 HEALTHY_KL = 0.015          # mean k3 KL at lag 0 in healthy runs (ours, from other projects' logs)
 # Mean |Δ log-prob| where both sides compute in fp32: rounding was up to 1e-5. A KL alone would let

@@ -43,8 +43,7 @@ class TokenLogprobs(torch.autograd.Function):
                 Z = e.sum(1, keepdim=True)
                 lz.copy_(Z.log() + peak)
                 logprob.copy_(z.gather(1, y) - lz)
-                # Entropy is log Z - Σ p z, with p = e / Z.
-                ent.copy_(lz - torch.linalg.vecdot(e, z)[:, None] / Z)
+                ent.copy_(lz - torch.linalg.vecdot(e, z)[:, None] / Z)  # log Z - Σ p z, p = e / Z
         ctx.save_for_backward(hidden, weight, targets, log_z)
         ctx.logits_buffer = logits_buffer
         ctx.settings = temperature, chunk_tokens, operand_dtype, head_fp32, softcap

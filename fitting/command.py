@@ -106,7 +106,7 @@ def arguments(argv):
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
     add("--R0", type=float, help="pass rate before training (default: step 0, else it is fitted)")
-    add("--c-min", type=float, default=0.0, help="leave out less compute (the paper: an epoch)")
+    add("--c-min", type=float, default=0.0, help="leave out less compute (paper has an epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="learn from whole runs of its task and recipe")
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
@@ -165,7 +165,8 @@ def report(args):
         print(*["whole runs:"] * bool(args.until), *compare_lines(curves, whole, refits), sep="\n")
     print(*fit_table(fits), sep="\n")
     for label, fit in fits.items():
-        (other, rival), (_, constant) = fit.rivals.items()
+        other, = fit.rivals.keys() - {"constant"}
+        rival, constant = fit.rivals[other], fit.rivals["constant"]
         if args.why or rival["delta_aic"] < -RIVAL:     # of a constant the verdict says it
             print(f"rivals of {label}: {other}, ceiling {rival['A']:.3f}, AIC "
                   f"{rival['delta_aic']:+.1f}; a constant, AIC {constant['delta_aic']:+.1f} "

@@ -314,6 +314,18 @@ def test_R0_of_pooled_seeds_is_the_mean_of_their_step_0():
     assert pool.draws[:, 3].std() == pytest.approx(pool.noise.std() / math.sqrt(3), rel=0.2)
 
 
+def test_replicates_of_a_fit_at_the_edge_of_a_range_leave_the_place_where_they_start(seed):
+    """An angle of 90 degrees is flat: least squares that start there did not move at all in half of
+    the replicates, and C_mid seemed to be known exactly. Each has noise of its own."""
+    rng = np.random.default_rng(seed)
+    C = np.linspace(0, 1000, 26)
+    R = sigmoid(C, 0.8, 40.0, 500, 0.2) + np.r_[0, rng.normal(0, 0.004, 25)]
+    f = fit_curve(C, R, bootstrap=40)
+    C_mid = f.pool[0].draws[:, 2]
+    assert f.B == pytest.approx(20)                 # the end of its range
+    assert not f.no_interval and np.isclose(C_mid, f.C_mid, rtol=1e-7).mean() < 0.1
+
+
 def test_evaluations_at_the_bounds_are_fitted_and_a_measured_R0_is_no_less_than_0():
     """The bounds are those of evaluations that have been read off a plot."""
     C, R = made(n=21, sd=0.01, R0=0.0)

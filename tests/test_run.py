@@ -360,6 +360,7 @@ def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curve
         ("push", [("weights of", 0)], version) for version in (0, 5, 10, 15)]
     seeds = [call[1] for call in heard if call[0] == "reseed"]
     assert seeds == [seeds[0] + step for step in (0, 10, 20, 30)]   # versions may stay as they are
+    assert seeds[0] > 5 + 30        # neither training's seed nor that of a neighbor's early steps
     assert [call[0] for call in heard] == ["push", "reseed"] * 4    # `KeptAnswers` asks the version
 
 
@@ -1173,6 +1174,7 @@ def test_a_run_says_that_the_method_has_changed_since_it_began(micro, tmp_path, 
     told = capsys.readouterr().err
     assert f"warning: {ROOT / 'loss.py'} has changed since this run began" in told
     assert "what it was: runs/r/source/loss.py" in told and told.count("has changed") == 1
+    assert "\nsteps = 3\n" in (tmp_path / "runs" / "r" / "config.toml").read_text()   # of now
     changed = kept.with_name("loss.py.changed")             # it stays, if it is changed back
     assert changed.read_text() == (ROOT / "loss.py").read_text() != kept.read_text()
 

@@ -31,6 +31,16 @@ def test_ceilings_exactly_at_the_border_are_the_same_in_every_line():
     assert (": same by the paper's" in told) == ("steepness at the shared ceiling" in told)
 
 
+def test_steepness_is_compared_at_the_mean_of_the_ceilings_and_not_at_the_first_one():
+    C = np.linspace(0, 16_000, 81)
+    pair = [sigmoid(C, A, B, 2500, 0.35) for A, B in ((0.612, 1.9), (0.600, 1.6))]
+    told = compared(a=(C, pair[0]), b=(C, pair[1]))
+    for label, R in zip("ab", pair):
+        expected = fit_curve(C, R, A_range=(0.606, 0.606), bootstrap=0).B
+        assert f"B({label}) = {expected:.2f} " in told
+        assert f"{expected:.2f}" != f"{fit_curve(C, R, A_range=(0.612, 0.612), bootstrap=0).B:.2f}"
+
+
 def test_ceilings_that_are_not_known_are_not_compared():
     """Cut before the bend, two runs of one recipe get ceilings .1 apart; "differ" would be luck.
     The interval of the difference is that of the replicates of both laws, here by hand."""
