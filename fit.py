@@ -252,8 +252,7 @@ def checked(C, R):
     if (bad := C[~((0 <= C) & (C < np.inf))]).size:
         raise BadInput(f"compute {bad[0]:g} is not a finite number >= 0")
     if (bad := R[~((0 <= R) & (R <= 1 + 1e-9))]).size:
-        raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]; --reward-range LO HI maps "
-                       "another scale onto it")
+        raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]: map other scales onto it")
     order = np.argsort(C, kind="stable")
     return C[order], np.minimum(R[order], 1)
 
@@ -359,8 +358,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     amounts = np.unique(C[C > 0])
     if amounts.size < 3:
         raise BadInput(f"only {amounts.size} different amounts of compute can be fitted (step 0 "
-                       "only gives R0; --c-min, and --until with a share up to 1 or an amount, "
-                       "leave out others): take 3, better 20")
+                       "only gives R0; c_min and a cut leave out others): take 3, better 20")
     first, last = amounts[[0, -1]]
     low, high = A_range or (R0, 1.0)
     if not 0 <= low <= high <= 1:
@@ -414,7 +412,7 @@ def held_out(C, R, early):
     naive forecast is the mean of its last three evaluations."""
     k = min(LAST, (C > early.C[-1]).sum())
     if not k:
-        raise BadInput(f"--until leaves nothing to predict: data end at {C[-1]:.3g}, a share at 1")
+        raise BadInput(f"the cut leaves nothing to predict: data end at {C[-1]:.3g}, a share at 1")
     naive, measured, predicted = early.R[-3:].mean(), R[-k:].mean(), early.curve(C[-k:]).mean()
     # What is measured is the mean of k noisy evaluations.
     low, high = interval(early.futures(C[-k:], noise=True).mean(1))

@@ -727,7 +727,7 @@ def test_a_run_that_does_not_rise_is_not_given_a_ceiling_in_silence():
     ([0, -1, 2, 3], [0.1, 0.2, 0.3, 0.4], "compute -1"),
     ([0, 1, 2, np.inf], [0.1, 0.2, 0.3, 0.4], "compute inf"),
     ([0, 1, 2, 3], [0.1, 0.2, 1.3, 0.4], "reward 1.3"),
-    ([0, 1, 2, 3], [0.1, 0.2, -0.3, 0.4], "--reward-range"),
+    ([0, 1, 2, 3], [0.1, 0.2, -0.3, 0.4], "map other scales onto it"),
     ([0, 1, 2], [0.1, 0.2], "pair up"),
     ([0, 5], [0.1, 0.2], "1 different amounts"),
     ([5, 5, 5, 5], [0.1, 0.2, 0.3, 0.4], "1 different amounts"),
@@ -742,7 +742,7 @@ def test_nonsense_is_refused_with_a_sentence(C, R, sentence):
 
 @pytest.mark.parametrize("options,sentence", [
     (dict(law="cubic"), "law 'cubic'.*it takes sigmoid"), (dict(method="magic"), "free, grid"),
-    (dict(R0=1.5), "R0 is a pass rate"), (dict(c_max=100), "--c-min, and --until"),
+    (dict(R0=1.5), "R0 is a pass rate"), (dict(c_max=100), "c_min and a cut leave out others"),
     (dict(A_range=(0.9, 0.1)), "A_range"), (dict(A_range=(0.5, 3)), "low <= high <= 1"),
 ])
 def test_settings_that_cannot_work_are_refused_with_a_sentence(options, sentence):
