@@ -112,7 +112,7 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4
 
 METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/test_fit.py \
-	tests/test_config.py
+	tests/test_config.py tests/test_policy.py
 check: $(VENV)/test
 	$(if $(filter-out 8 11 $(patsubst course/checks/test_%.py,%,$(wildcard course/checks/test_*.py)),$(EX))$(and $(filter 8 11,$(EX)),$(word 2,$(EX))),$(error EX=$(EX): exercises of 1 to 12, 8 and 11 alone))
 	$(PY) -m $(if $(filter 8 11,$(EX)),course.experiment $(if $(filter 8,$(EX)),experiment,ablation),pytest \
