@@ -245,7 +245,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
         objective, clipped = A * logprobs, torch.zeros_like(mask)
 
     stats = statistics(mask=mask, weights=weights, lags=lags, log_ratio=log_ratio, log_rho=log_rho,
-                       clipped=clipped, token_loss=-objective, entropy=entropy)
+                       clipped=clipped, token_loss=-objective, entropy=entropy)  # for the log
     return -(weights * objective).sum(), stats
 
 

@@ -84,7 +84,7 @@ def main(argv=None, make_trainer=Trainer):
 
 
 def check_platform(config, serve_only=""):
-    """Off Linux a run is one process, over transformers. Raises ConfigError: it is to be more."""
+    """Off Linux a run is one process: settles `engine`. Raises ConfigError: more is asked for."""
     if sys.platform == "linux":
         return
     if config.engine == "vllm" or config.vllm_url or serve_only or launch.wanted(config) \

@@ -54,7 +54,7 @@ def started():
 
 
 def plan(config, address=""):
-    """The `Estimate` of this run. Settles `gpus` and `engine` in `config`. Raises ConfigError."""
+    """The `Estimate` of this run. Settles `gpus`, `engine`, `vllm_url`. Raises ConfigError."""
     if address:
         config.vllm_url = ""                # the trainers' word, where both have the same ones
     several = bool(address) or wanted(config)
