@@ -15,6 +15,7 @@ import copy
 import csv
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -163,7 +164,7 @@ def run(words, bug):
 
 def columns_of(symptom):
     """All that its rule reads, and the one that shows it."""
-    return {symptom.column, *(term[2] for term in symptoms.TERM.findall(symptom.rule))}
+    return {symptom.column, *re.findall(r'\("(.+?)"', symptom.rule)}
 
 
 def kept(folder):

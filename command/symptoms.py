@@ -1,8 +1,7 @@
 """symptoms.py: what a run's log says against it. python scalerl.py --report runs/demo
 
-The rules are rows of a table in docs/is-it-working.md. Their thresholds come from runs of the toy,
-healthy and broken on purpose (results/symptoms): ours, and a large model may need others."""
-import re
+The rules are Python, in a table of docs/is-it-working.md. Their thresholds come from runs of the
+toy, healthy and broken on purpose (results/symptoms): ours, and a large model may need others."""
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +10,11 @@ import numpy as np
 from fitting import readers
 
 PAGE = Path(__file__).parents[1] / "docs" / "is-it-working.md"
-TERM = re.compile(r"(mean|median|first|best|)(\d*)\[([^\]]+)\]")        # as mean10[ess], or [ess]
+WORDS = "now", "mean", "median", "first", "best"        # of the rules, as mean("ess", 10)
 
 
 class Symptom(NamedTuple):
-    """A row of the table. column: the one that shows it; rule: Python, but for its terms."""
+    """A row of the table. column: the one that shows it; rule: Python, over all steps at once."""
     name: str
     column: str
     rule: str
@@ -24,15 +23,16 @@ class Symptom(NamedTuple):
 
     def steps(self, rows):
         """The steps of rows [{column: number}] in which the rule holds."""
-        terms = [term(kind, int(n or 1), np.array([row.get(column, np.nan) for row in rows], float))
-                 for kind, n, column in TERM.findall(self.rule)]
-        holds = eval(TERM.sub("next(terms)", self.rule), {"terms": iter(terms), "abs": abs})
+        def word(kind):
+            return lambda column, n=1: term(
+                kind, n, np.array([row.get(column, np.nan) for row in rows], float))
+        holds = eval(self.rule, {"abs": abs} | {kind: word(kind) for kind in WORDS})
         return [int(row["step"]) for row, here in zip(rows, holds) if here]
 
 
 def term(kind, n, x):
-    """A term of a rule as an array, one number a step. x: the column, nan where a step has none,
-    which makes every comparison false. A term without a kind is a mean of one."""
+    """A word of a rule as an array, one number a step. x: the column, nan where a step has none,
+    which makes every comparison false. "now" is a mean of one."""
     at, out = np.isfinite(x).nonzero()[0], np.full(len(x), np.nan)
     if len(at) < n:
         return out
@@ -45,7 +45,7 @@ def term(kind, n, x):
 
 SYMPTOMS = [Symptom(*(cell.strip(" `") if i in (1, 2) else cell.strip() for i, cell in enumerate(
     line.split("|")[1:-1]))) for line in PAGE.read_text(encoding="utf-8").splitlines()
-            if line.startswith("| ") and TERM.search(line)]
+            if line.startswith("| ") and '("' in line]
 
 
 def read(folder):

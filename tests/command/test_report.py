@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_charts_stand_under_the_question_that_they_answer(run):
         assert questions[question] < text.index(column) < questions[question + 1]
     shown = " ".join(report.CHARTS.values()).split()
     assert len(shown) == len(set(shown))
-    read = {term[2] for s in symptoms.SYMPTOMS for term in symptoms.TERM.findall(s.rule)}
+    read = {column for s in symptoms.SYMPTOMS for column in re.findall(r'\("(.+?)"', s.rule)}
     assert (read | {s.column for s in symptoms.SYMPTOMS}) - {"step"} <= set(shown)
 
 

@@ -1,6 +1,7 @@
 """What symptoms.py promises: rules do what the page writes, each is seen where it was made to
 happen and not in a healthy run, and the documents show the same table."""
 
+import functools
 import json
 import math
 import random
@@ -75,28 +76,23 @@ def random_rows(columns, n):
     return rows
 
 
-TERM = re.compile(r"(mean|median|first|best|last|)(\d*)\[([^\]]+)\]")
-
-
 def by_the_page(rule, row, before, rows):
     """Whether the rule, as the page writes and explains it, holds in `row`; before: the rows up to
     it. In plain loops, with statistics.mean where the program has windows of numpy."""
-    def of(kind, n, column):
+    def of(kind, column, n=1):
         def numbers(rows):
             return [row[column] for row in rows if column in row]
-        so_far, n = numbers(before), int(n or 1)
-        if kind == "last":
-            return numbers(rows)[-1]
+        so_far = numbers(before)
         if kind == "first":
             return statistics.mean(numbers(rows)[:n]) if len(numbers(rows)) >= n else math.nan
         if len(so_far) < n or kind != "best" and column not in row:
             return math.nan
         if kind == "best":
             return max(statistics.mean(so_far[i:i + n]) for i in range(len(so_far) - n + 1))
-        return {"": statistics.mean, "mean": statistics.mean,
+        return {"now": statistics.mean, "mean": statistics.mean,
                 "median": statistics.median}[kind](so_far[-n:])
-    return eval(TERM.sub(lambda m: f"of({m[1]!r}, {m[2]!r}, {m[3]!r})", rule),
-                {"of": of, "abs": abs})
+    kinds = ("now", "mean", "median", "first", "best")
+    return eval(rule, {"abs": abs} | {kind: functools.partial(of, kind) for kind in kinds})
 
 
 @pytest.mark.days(4, turn=2)
@@ -105,7 +101,7 @@ def test_a_rule_does_what_the_page_writes(symptom, seed):
     """The program has windows of numpy."""
     random.seed(seed)
     rule = symptom.rule
-    assert {m[2] for m in TERM.findall(rule)} == made.columns_of(symptom)
+    assert set(re.findall('"(.+?)"', rule)) == made.columns_of(symptom)
     made_up = [random_rows(made.columns_of(symptom) - {"step"}, random.randrange(15, 130))
                for _ in range(25)]
     for rows in (*KEPT.values(), *made_up):
@@ -150,7 +146,7 @@ def test_steps_are_told_as_ranges():
 
 def test_each_row_of_the_pages_table_is_a_symptom():
     table = [line.split(" | ") for line in PAGE.splitlines()
-             if line.startswith("| ") and "[" in line]
+             if line.startswith("| ") and '("' in line]
     assert [(cells[0][2:], cells[1], cells[2]) for cells in table] == [
         (s.name, f"`{s.column}`", f"`{s.rule}`") for s in SYMPTOMS] and len(table) >= 20
     assert all(len(cells) == 5 and all(cells) for cells in table)
