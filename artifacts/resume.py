@@ -51,7 +51,8 @@ def load_state(run, state):
     vars(run).update({name: state[name] for name in COUNTERS})
     for part in ("curriculum", "pacer", "compute"):
         vars(getattr(run, part)).update(state[part])
-    run.pacer.groups = Records(io.BytesIO(run.pacer.groups.numpy().tobytes())).load()
+    if isinstance(groups := run.pacer.groups, torch.Tensor):        # else of an older checkpoint
+        run.pacer.groups = Records(io.BytesIO(groups.numpy().tobytes())).load()
     run.push_weights()              # the sampler may have a copy of its own, still untrained
 
 

@@ -100,8 +100,6 @@ def typed(name, value, kind):
 
 def read_toml(path):
     """The settings in a TOML file, as {name: value}."""
-    if not Path(path).exists():
-        raise ConfigError(f"{path}: there is no such file (from {Path.cwd()})")
     with refused(f"{path}: cannot be read as TOML: ", (OSError, ValueError)):   # a folder, no text
         values = tomllib.loads(Path(path).read_text("utf-8-sig"))
     if unknown := [name for name in values if name not in vars(Config())]:

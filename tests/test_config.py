@@ -184,7 +184,7 @@ BAD_INPUT = {
     "wrong type": (["--steps", "many"], "steps = 'many': should be of type int"),
     "a fraction of a step": (["--steps", "1.5"], "steps = '1.5': should be of type int"),
     "neither true nor false": (["--head-fp32", "yes"], "head_fp32 = 'yes': should be of type bool"),
-    "missing file": (["--config", "none.toml"], "none.toml: there is no such file (from /"),
+    "missing file": (["--config", "none.toml"], "none.toml: cannot be read as TOML: "),
     "unknown option": (["--stepz", "1"], "unrecognized arguments: --stepz 1; --help lists all"),
     "no model": (["--model", ""], "model = '': give a Hugging Face folder or name"),
     "phrase without the tag": (["--think-close", "</r>"], "must hold think_close = '</r>'"),
