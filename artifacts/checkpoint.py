@@ -121,9 +121,10 @@ def replacing(folder, first=True):
         yield aside
         if first:
             sums = {path.name: sha256(path) for path in aside.iterdir() if path.is_file()}
-            (aside / CHECKSUMS).write_text(json.dumps(sums))
+            (aside / "sums.tmp").write_text(json.dumps(sums))
             for name in sums:           # safetensors' files only their owner may read
-                shutil.copymode(aside / CHECKSUMS, aside / name)
+                shutil.copymode(aside / "sums.tmp", aside / name)
+            (aside / "sums.tmp").rename(aside / CHECKSUMS)
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
     except (OSError, SafetensorError) as error:

@@ -100,7 +100,7 @@ def typed(name, value, kind):
 
 def read_toml(path):
     """The settings in a TOML file, as {name: value}."""
-    with refused(f"{path}: cannot be read as TOML: ", (OSError, ValueError)):   # a folder, no text
+    with refused(f"{path}: cannot be read as TOML: ", (OSError, ValueError)):   # no file, no text
         values = tomllib.loads(Path(path).read_text("utf-8-sig"))
     if unknown := [name for name in values if name not in vars(Config())]:
         near = [f"; is it {key}?" for key in get_close_matches(unknown[0], vars(Config()), 1)]

@@ -65,7 +65,7 @@ def log_step(run, groups, rewards, log, watch):
         "throughput/trained_tok_s": log["tokens/trained"] / max(seconds["train"], 1e-9),
     } | run.sampler.log() | run.compute.log()
     run.folder.append("metrics.jsonl", line)
-    run.folder.training_s = watch.total - seconds["generate"]
+    run.folder.training_s = watch.total - seconds["generate"]       # in which none can be saved
     # Which samples were trained on: none may be lost, and none may be there twice.
     trained = {"step": run.step, "groups": [{"id": group.group_id, "prompt_id": group.prompt_id,
         "start": group.start, "rewards": row.tolist()} for group, row in zip(groups, rewards)]}

@@ -58,7 +58,7 @@ def check_packed(model):
     config = text_config(model)
     types = set(getattr(config, "layer_types", None) or ())
     mixers = types - {"full_attention", "attention"}
-    source = code(model)        # it need not read a window that is set, nor any layer look through
+    source = code(model)        # a window may be set that neither it nor a layer uses
     spared = types and not mixers and "layer_types" in source
     windows = () if spared else [name for name in WINDOWS if name in source]
     caps = [name for name in vars(config) if "softcap" in name or "soft_cap" in name]

@@ -556,16 +556,24 @@ def test_an_evaluation_shows_how_far_it_is_on_a_terminal_or_every_ten_minutes(mo
         assert "1400/16000" in capsys.readouterr().err
 
 
-def test_a_checkpoint_is_as_old_as_save_minutes_says_before_the_next_one(make, monkeypatch):
-    """In minutes, and never twice of one state."""
+@pytest.fixture
+def by_clock(make, monkeypatch):
+    """A folder that has just saved, a run that saves into it, the times at which it does, and the
+    clock, a list of one, which the test moves."""
     folder, saves, now = make(), [], [1000.0]
     folder.saved_at = now[0]
     monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(run_folder, "state_of", lambda run: {})
     run = SimpleNamespace(
         step=3, evaluated=0, generated=5, pacer=SimpleNamespace(admitted=7),
         sampler=SimpleNamespace(), team=SimpleNamespace(saving=contextlib.nullcontext),
         trainer=SimpleNamespace(save=lambda path, state: saves.append(now[0] - 1000.0)))
-    monkeypatch.setattr(run_folder, "state_of", lambda run: {})
+    return folder, run, saves, now
+
+
+def test_a_checkpoint_is_as_old_as_save_minutes_says_before_the_next_one(by_clock):
+    """In minutes, and never twice of one state."""
+    folder, run, saves, now = by_clock
     for seconds in (60 * 7 - 1, 60 * 7 + 1, 60 * 14, 60 * 14 + 2, 60 * 29):
         now[0] = 1000.0 + seconds
         if seconds != 60 * 29:          # nothing is new then
@@ -576,17 +584,11 @@ def test_a_checkpoint_is_as_old_as_save_minutes_says_before_the_next_one(make, m
 
 @pytest.mark.parametrize("training, expected", [(120.0, 300.5), (10_000.0, 210.5)])
 def test_a_checkpoint_comes_before_a_training_step_that_would_make_the_last_one_too_old(
-        training, expected, make, monkeypatch):
+        training, expected, by_clock):
     """7 minutes, of which the last step's training took two: after five. It never comes more often
     than at half the time, or a run of long steps would do little else."""
-    folder, saves, now = make(), [], [0.0]
-    folder.saved_at, folder.training_s = 0.0, training
-    monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
-    run = SimpleNamespace(
-        step=3, evaluated=0, generated=5, pacer=SimpleNamespace(admitted=7),
-        sampler=SimpleNamespace(), team=SimpleNamespace(saving=contextlib.nullcontext),
-        trainer=SimpleNamespace(save=lambda path, state: saves.append(now[0])))
-    monkeypatch.setattr(run_folder, "state_of", lambda run: {})
+    folder, run, saves, now = by_clock
+    folder.training_s = training
     while not saves:
         now[0] += 0.5
         run.generated += 1
