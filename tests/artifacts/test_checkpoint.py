@@ -11,6 +11,7 @@ import resource
 import shutil
 import threading
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -320,6 +321,20 @@ def test_a_new_folder_that_is_not_whole_does_not_take_the_place_of_the_old_one(n
     checkpoint.check(tmp_path / "best")
     assert (tmp_path / "best" / "weights").read_text() == "best"
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+
+def test_checksums_that_cannot_be_written_leave_no_half_checkpoint(tmp_path, monkeypatch):
+    """A full disk would stay full: nobody looks for what is left before the next start."""
+    def full(path, text):
+        with open(path, "w") as file:
+            file.write(text[:9])
+        raise OSError("No space left on device")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="step_1 could not be written: No space left"), \
+            checkpoint.replacing(tmp_path / "step_1") as aside:
+        (aside / "model").touch()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_new_folder_that_cannot_be_renamed_is_kept_for_the_next_start(tmp_path, monkeypatch):
